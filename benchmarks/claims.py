@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint_sequential
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import loaderviz as lv
@@ -613,6 +614,101 @@ def on_windows(machine):
     return found
 
 
+# Of the sentences that were in lesson 9
+
+
+def peak(machine: Machine, size: int, *, checkpoints: int = 0, half: bool = False) -> int | None:
+    """Return the most memory [bytes] that training twelve wide layers takes on the GPU; None where there is none.
+
+    Their activations are kept, or those of `checkpoints` segments alone; `half` computes in half precision.
+    """
+    if machine.device == "cpu":
+        return None
+    with warnings.catch_warnings(), lv.record(on=machine.gpu, host=HOST):
+        warnings.simplefilter("ignore")
+        layers = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(12)]
+        model, x = torch.nn.Sequential(*layers).cuda(), torch.zeros(size, 512, device="cuda", requires_grad=True)
+        for _ in range(2):
+            with torch.autocast("cuda", torch.float16, enabled=half):
+                y = checkpoint_sequential(model, checkpoints, x, use_reentrant=False) if checkpoints else model(x)
+            y.float().sum().backward()
+        return torch.cuda.max_memory_allocated()
+
+
+@tried("slow loading", MACHINES)
+def more_when_slow(machine):
+    gain = []
+    for cost in (0.001, 0):
+        data = Samples(64 * 10, cost=cost)
+        step = [machine.train(DataLoader(data, 64, num_workers=4), non_blocking=nb).step for nb in (False, True)]
+        gain.append(step[0] / step[1] - 1)
+    return gain[0] - gain[1]
+
+
+@tried("factor", MACHINES)
+def two_against_eight(machine):
+    data = Samples(64 * 12, cost=0.0001)
+    loaders = [DataLoader(data, 64, num_workers=2, prefetch_factor=factor) for factor in (2, 8)]
+    two, eight = (machine.train(loader).step for loader in loaders)
+    return two / eight
+
+
+@tried("cache", MACHINES)
+def later_epochs(machine):
+    found = {}
+    for name, workers, stay in (("no workers", 0, False), ("2 workers", 2, False), ("2 that stay", 2, True)):
+        data = [Samples(64 * 8, cost=0.0001, cache=True) for _ in range(2)]
+        loaders = [DataLoader(each, 64, num_workers=workers, persistent_workers=stay) for each in data]
+        found[name] = machine.train(loaders[0]).step / machine.train(loaders[1], epochs=3).step
+    return found
+
+
+@tried("GPU memory", MACHINES)
+def peaks(machine):
+    if machine.device == "cpu":
+        return None
+    loaders = [DataLoader(Samples(64 * 10), 64, pin_memory=pin) for pin in (False, True)]
+    return machine.train(loaders[0]).peak / machine.train(loaders[1]).peak
+
+
+@tried("saving", MACHINES)
+def saved(machine):
+    found = {}
+    for name, shape, size in (("text", (512,), 64), ("digits", (1, 28, 28), 256), ("photos", (3, 96, 96), 64)):
+        data = Samples(size * 10, shape)
+        step = [machine.train(DataLoader(data, size, num_workers=4, pin_memory=pin)).step for pin in (False, True)]
+        found[name] = 1 - step[1] / step[0]
+    return found
+
+
+@tried("memory", MACHINES)
+def lowered(machine):
+    if machine.device == "cpu":
+        return None
+    changes = {"checkpoints": {"checkpoints": 3}, "half precision": {"half": True}}
+    plain = {size: peak(machine, size) for size in (16, 1024)}
+    return {f"{name}, {n}": plain[n] / peak(machine, n, **changes[name]) for name in changes for n in plain}
+
+
+@tried("slices", MACHINES)
+def a_sample(machine):
+    x, y = torch.zeros(128 * 10, 784), torch.zeros(128 * 10, dtype=torch.int64)
+    sliced = {size: machine.train(Slices(x, y, size, machine.device)).step / size for size in (64, 128)}
+    step = {n: machine.train(DataLoader(Samples(128 * 10), 128, num_workers=n)).step / 128 for n in (0, 2)}
+    found = {f"{n} workers": step[n] / sliced[64] for n in step}  # batches of 128 against slices of 64, as printed
+    return found | {f"{n}, equal batches": step[n] / sliced[128] for n in step}
+
+
+@tried("order", HERE)
+def company(machine):
+    met = {"slices": set(), "samples": set()}
+    for epoch in range(10):
+        met["slices"] |= set(range(64))  # the slice of sample 0, whatever its turn
+        rows = torch.randperm(640, generator=torch.Generator().manual_seed(epoch))
+        met["samples"] |= next(set(part.tolist()) for part in rows.split(64) if 0 in part)
+    return (len(met["slices"]) - 1) / (len(met["samples"]) - 1)
+
+
 # The page
 
 
@@ -688,7 +784,7 @@ def programs() -> Iterator[str]:
 
 PAGE = """# What the articles say: the rest, and their programs
 
-Made by `python -m benchmarks.claims`; no verdict and no number here is typed. Twelve more sentences are in lesson 9,
+Made by `python -m benchmarks.claims`; no verdict and no number here is typed. Four more sentences are in lesson 9,
 where you can say what you think before you see. The sentences are in our words. Each verdict comes from an experiment
 on emulated GPUs (laptop, t4, a100, h100, and a machine without one where that makes sense), with the host "laptop";
 what has nothing to do with a GPU was tried on the machine that made this page.

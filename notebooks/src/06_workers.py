@@ -22,17 +22,15 @@
 #
 # **The question of this lesson: who makes the batches, and how many workers are enough?**
 #
-# In lessons 1 to 3 the batches were ready before the loop began. In a real training somebody has to read, decode and
-# collect the samples. After this lesson you can name the station that sets the pace, and compute how many workers are
-# enough.
+# In lessons 1 to 3 the batches were ready before the loop began. Now somebody must fetch them.
 #
-# Time: about 30 minutes. Before it: [5. Find the bug](05_find_the_bug.ipynb).
+# Time: about 25 minutes. Before it: [3. Prefetch](03_non_blocking_prefetch.ipynb).
 
 # %%
 from dataclasses import replace
 
 import torch
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
 from loaderviz import mnist, words
@@ -42,17 +40,18 @@ from loaderviz.loaders import PrefetchLoader
 from loaderviz.workshop import lesson06, predict
 from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, train_step
 
-# %% [markdown]
-# ## The data, the machine and the loop
-#
-# MNIST in host memory, as float32. A `DataLoader` takes one sample after the other and puts them together. Our network
-# is tiny, so the GPU that we emulate is slow; the memory of its host is slow, too, so that you can see what pinning
-# costs. The zeros stand for a training that has run for a while: its memory is allocated and page-locked already (R44).
+# %%
+BATCH, STEPS = 1024, 32
+GPU = replace(Gpu.preset("laptop"), name="a small GPU", fp32=62 * 10**10, malloc=0, malloc_small=0)
+HOST = replace(Host.preset("laptop"), name="a host with slow memory", memory_bandwidth=12 * 10**9)
+HOST = replace(HOST, page_lock_base=0, page_lock_per_gib=0, crowding=0)  # all memory is taken before the picture
+images, labels = (part[: BATCH * STEPS] for part in mnist.tensors(train=True))
+one_by_one = TensorDataset(images.float().div_(255), labels)
 
 
 # %%
 def train(loader, read_loss=False):
-    """Train on all batches of a loader; a side stream copies them ahead, as in lesson 3."""
+    """Train; a side stream copies ahead, as in lesson 3."""
     model, optimizer = new_model(hidden=96)
     for x, y in PrefetchLoader(loader, "cuda"):
         x = x if x.is_floating_point() else x.float() / 255
@@ -61,33 +60,25 @@ def train(loader, read_loss=False):
             loss.item()
 
 
-def say(name, timeline):
-    """Print how long a step takes, and in which share of it the GPU computes; return the step in ns."""
-    step, share = timeline.duration / len(lesson06.STEADY), lv.summarize(timeline).compute_share
-    print(f"{name:32} step {words.duration(step):>9}   GPU computes {words.share(share):>6} of the time")
-    return step
-
-
 # %%
-BATCH, STEPS = 1024, 32
-GPU = replace(Gpu.preset("laptop"), name="a small GPU", fp32=62 * 10**10, malloc=0, malloc_small=0)
-HOST = replace(Host.preset("laptop"), name="a host with slow memory", memory_bandwidth=12 * 10**9)
-HOST = replace(HOST, page_lock_base=0, page_lock_per_gib=0, crowding=0)
-images, labels = (part[: BATCH * STEPS] for part in mnist.tensors(train=True))
-one_by_one = TensorDataset(images.float().div_(255), labels)
-
-
 def feed(data, workers, on=GPU, read_loss=False, **options):
-    """Record training with this many workers; return the middle of it, cut where the GPU ends a batch."""
+    """Record a training; return its middle."""
     with lv.record(on=on, host=HOST) as recording:
         train(DataLoader(data, BATCH, num_workers=workers, pin_memory=True, **options), read_loss)
     return lesson06.steady(recording.timeline)
 
 
+def say(name, timeline):
+    """Print the time of a step; return it in ns."""
+    step, share = timeline.duration / len(lesson06.STEADY), lv.summarize(timeline).compute_share
+    print(f"{name:32} step {words.duration(step):>9}   GPU computes {words.share(share):>6} of the time")
+    return step
+
+
 # %% [markdown]
 # ## No workers
 #
-# `num_workers=0` is the default. Who fetches the batch then? Look at the lanes: there are no workers.
+# `num_workers=0` is the default. Then the main thread fetches each batch: these are the green bars.
 
 # %%
 alone = feed(one_by_one, 0)
@@ -95,10 +86,7 @@ say("workers: 0", alone)
 alone.view(color="kind")
 
 # %% [markdown]
-# The main thread does everything: it fetches a batch (the green bars), pins it, gives work to the GPU, and fetches the
-# next one. The GPU is done long before the next batch is there.
-#
-# **Predict** what workers do. A worker is a process of its own that fetches whole batches.
+# A *worker* is a process of its own that fetches whole batches.
 
 # %%
 guess = predict(
@@ -117,32 +105,69 @@ runs[2].view()
 guess.reveal()
 
 # %% [markdown]
-# One worker is slower than none: to send a batch takes longer than the loop gains. Two workers: each one makes every
-# second batch. Then the batch goes to the *pin thread* (R45), to the main thread, and over the link. Look at one
-# moment, from top to bottom: all have different batches. That is a *pipeline*.
-#
 # ## The slowest station sets the pace
 #
-# All stations work at the same time. So a step takes as long as the slowest of them: **step = max(fetch / workers,
-# pin, host, copy, compute)**. Only `fetch` is divided: there is one pin thread, one link, one GPU. The **host** is
-# the loop's own work in a step, with the copy if that blocks.
+# A batch goes from a worker to the *pin thread* (R45), over the link, and to the GPU. At one moment each of these
+# stations has a different batch. Only fetching has several workers.
 
 # %%
-costs, blocked = lesson06.stations(runs[1]), sum(lv.summarize(runs[8]).host_blocked.values())
-print(f"the host works for {words.duration((runs[8].duration - blocked) / len(lesson06.STEADY))} a step")
-print(", ".join(f"{name} {words.duration(each)}" for name, each in costs.items()))
-for workers, step in steps.items():
-    print(f"workers: {workers}   the formula says {words.duration(lesson06.limit(costs, workers)):>9}, ", end="")
-    print(f"measured {words.duration(step):>9}")
-lesson06.chart(steps, costs)
+lesson06.pace
+
+
+# %% tags=["starter"]
+# Exercise 6.0
+def step_time(fetch, workers, pin, copy, compute):
+    """Return the time of one step, in ns."""
+    return ...
+
+
+# %% tags=["exercise"]
+# Exercise 6.0
+def step_time(fetch, workers, pin, copy, compute):
+    """Return the time of one step, in ns."""
+    return max(fetch / workers, pin, copy, compute)
+
+
+# %%
+lesson06.pace.check(step_time)
 
 # %% [markdown]
-# The points lie on the line. Where it is flat, the GPU is the slowest station, and more workers gain nothing.
+# The points are the measured steps; the thick line is the slowest station.
+
+# %%
+costs = lesson06.stations(runs[1])
+print("one batch: " + ", ".join(f"{station} {words.duration(time)}" for station, time in costs.items()))
+lesson06.chart(steps, costs)
+
+# %%
+lesson06.enough
+
+
+# %% tags=["starter"]
+# Exercise 6.1
+def workers_needed(fetch, pin, copy, compute):
+    """Return the smallest number of workers that is enough."""
+    return ...
+
+
+# %% tags=["exercise"]
+# Exercise 6.1
+import math
+
+
+def workers_needed(fetch, pin, copy, compute):
+    """Return the smallest number of workers that is enough."""
+    slowest = max(pin, copy, compute)  # of the stations that do not get faster by more workers
+    return max(1, math.ceil(fetch / slowest))
+
+
+# %%
+lesson06.enough.check(workers_needed)
+
+# %% [markdown]
+# ## Fetch a batch, not samples
 #
-# ## The strongest change: fetch a batch, not samples
-#
-# `DataLoader` calls `dataset[i]` for each sample, and then puts a thousand small tensors together. A data set with
-# `__getitems__` gives a whole batch at once.
+# `DataLoader` calls `dataset[i]` for each sample. A data set with `__getitems__` gives a whole batch at once.
 
 # %%
 whole_batches = Images(*one_by_one.tensors)
@@ -151,14 +176,38 @@ for workers, each in batched.items():
     say(f"whole batches, workers: {workers}", each)
 show_code(Images, as_it_is)
 
+# %%
+lesson06.read_fast
+
+# %% tags=["starter"]
+# Exercise 6.2
+from torch.utils.data import DataLoader
+
+
+def make_loader(data, size):
+    """Return a loader over all of `data`, in order, in batches of `size`."""
+    return DataLoader(data, size, num_workers=0)
+
+
+# %% tags=["exercise"]
+# Exercise 6.2
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+
+def make_loader(data, size):
+    """Return a loader over all of `data`, in order, in batches of `size`."""
+    rows = BatchSampler(SequentialSampler(data), size, drop_last=False)  # each batch is one read
+    return DataLoader(data, batch_size=None, sampler=rows, num_workers=2, pin_memory=True)
+
+
+# %%
+lesson06.read_fast.check(make_loader)
+
 # %% [markdown]
-# The loop needs no worker now: the GPU is the slowest station. One worker makes it slower, since it writes each batch
-# into new shared memory, page by page. Make the work smaller before you add workers.
-#
 # ## `prefetch_factor`
 #
-# Each worker prepares `prefetch_factor` batches ahead; the default is 2.
-# **Predict:** two workers fetch sample by sample, and the GPU waits for them.
+# Each worker prepares `prefetch_factor` batches ahead; the default is 2. Here two workers fetch sample by sample, and
+# the GPU waits for them.
 
 # %%
 guess_factor = predict(
@@ -174,11 +223,8 @@ factors = {n: say(f"prefetch_factor={n}", timeline) for n, timeline in buffered.
 guess_factor.reveal()
 
 # %% [markdown]
-# With 1, a worker has nothing to do while its batch waits to be taken; from 2 on, it always has work. A buffer that is
-# always empty does not get fuller by being larger.
-#
-# A larger buffer helps when batches are *irregular*. In the next data set, now and then one batch comes late, as from a
-# busy disk. The loop reads the loss in each step, so the host cannot run ahead (R25).
+# A larger buffer helps when single batches come late, as from a busy disk. One worker below has a long bar. The other
+# worker has batches ready, but they come later in the order, so the loop waits: *head-of-line blocking*.
 
 # %%
 late = lesson06.SometimesSlow(*one_by_one.tensors, every=9 * BATCH, seconds=0.012)
@@ -187,131 +233,11 @@ stalls = {n: say(f"irregular, prefetch_factor={n}", timeline) for n, timeline in
 irregular[2].view()
 
 # %% [markdown]
-# One worker has a long bar. The other one fetches a few more batches, and then it stops: it may not go further ahead.
-# Its batches are ready, but they come *later in the order*, so the main thread waits for the late one:
-# *head-of-line blocking*. The GPU is idle although two batches are in its memory: `PrefetchLoader` asks for the next
-# batch before it hands one out. A larger buffer hides most of the stall: see the line with `prefetch_factor=8`.
-#
-# ## A faster GPU, and the pin thread
-#
-# Three workers, whole batches, and a GPU that computes three times as fast. **Predict:** is a step three times as fast,
-# too?
-
-# %%
-faster = replace(GPU, name="a faster GPU", fp32=3 * GPU.fp32)
-quick = feed(whole_batches, 3, on=faster, collate_fn=as_it_is)
-as_bytes = feed(Images(images, labels), 3, on=faster, collate_fn=as_it_is)
-say("small GPU", batched[2])
-for name, each in {"faster GPU": quick, "faster GPU, uint8": as_bytes}.items():
-    say(name, each)
-    print("    " + ", ".join(f"{station} {words.duration(ns)}" for station, ns in lesson06.stations(each).items()))
-
-# %% [markdown]
-# Divide the `fetch` of the faster GPU by its three workers: now `pin` is the slowest station. There is one pin thread
-# per `DataLoader`, and it copies every byte once (R43, R45). More workers do not help it. Fewer bytes do: the last
-# run sends `uint8`, the GPU converts, and is the slowest station again.
-#
-# ## What workers cost: time to start, memory, cores
-#
-# *Time:* without `persistent_workers=True` each epoch starts new processes. The first cell below records two short
-# epochs.
-#
-# *Memory:* up to `num_workers * prefetch_factor` batches lie in host memory at once. The second cell counts them in the
-# irregular run with `prefetch_factor=8`. **Predict:** is it the largest number that is possible?
-#
-# *Cores:* the emulated host has eight; your computer may have fewer. So the second cell also fetches the batches of
-# `one_by_one` for real. Do not be surprised if workers lose: for cheap samples in memory, to send a batch from
-# process to process can cost more than it saves.
-
-# %%
-for persistent in (False, True):
-    with lv.record(on=GPU, host=HOST) as recording:
-        some = Subset(whole_batches, range(8 * BATCH))
-        options = {"num_workers": 2, "collate_fn": as_it_is, "persistent_workers": persistent}
-        loader = DataLoader(some, BATCH, pin_memory=True, **options)
-        for _ in range(2):
-            train(loader)
-    print(f"persistent_workers={persistent!s:5}: {words.duration(recording.timeline.duration)}")
-print(f"start of one worker: {words.duration(HOST.worker_start)} ({HOST.source('worker_start')})")
-
-# %% tags=["measured"]
-import time
-
-from loaderviz.machine import cores
-
-most = lesson06.in_flight(irregular[8])
-print(f"at most {most} batches at once: {words.size(most * BATCH * 28 * 28 * 4)}")
-print(f"this process may use {cores().threads} CPUs of your computer; in real time:")
-for workers in range(min(2, cores().threads) + 1):
-    times = [time.perf_counter()]
-    for _ in DataLoader(one_by_one, BATCH, num_workers=workers):
-        times.append(time.perf_counter())
-    per_batch = 1e3 * (times[-1] - times[1]) / (len(times) - 2)
-    print(f"  workers: {workers}   first batch after {times[1] - times[0]:.3f} s, then {per_batch:.1f} ms a batch")
-
-# %% [markdown]
-# So this run never has the largest number: while one worker is late, its part of the buffer gets empty.
-#
-# ## Exercises
-
-# %%
-lesson06.enough
-
-
-# %% tags=["starter"]
-# Exercise 6.1
-def workers_needed(fetch, pin, copy, compute):
-    """Return the smallest number of workers beyond which more workers gain nothing; times of a batch in ns."""
-    return ...
-
-
-# %% tags=["exercise"]
-# Exercise 6.1
-import math
-
-
-def workers_needed(fetch, pin, copy, compute):
-    """Return the smallest number of workers beyond which more workers gain nothing; times of a batch in ns."""
-    slowest = max(pin, copy, compute)  # of the stations that do not get faster by more workers
-    return max(1, math.ceil(fetch / slowest))
-
-
-# %%
-lesson06.enough.check(workers_needed)
-
-# %%
-lesson06.read_fast
-
-# %% tags=["starter"]
-# Exercise 6.2
-from torch.utils.data import DataLoader
-
-
-def make_loader(data, size):
-    """Return a loader over all of `data`, in order, in batches of `size`; more workers are not enough."""
-    return DataLoader(data, size, num_workers=0)
-
-
-# %% tags=["exercise"]
-# Exercise 6.2
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
-
-
-def make_loader(data, size):
-    """Return a loader over all of `data`, in order, in batches of `size`; each batch is one read."""
-    rows = BatchSampler(SequentialSampler(data), size, drop_last=False)  # lists of `size` numbers
-    return DataLoader(data, batch_size=None, sampler=rows, num_workers=2, pin_memory=True)
-
-
-# %%
-lesson06.read_fast.check(make_loader)
-
-# %% [markdown]
 # ## Try
 #
-# * `lv.advise(alone)` and `lv.advise(quick)`: do they name the station that you found?
-# * `lesson06.read_fast.show()` draws your last run. Which lane is the busiest?
-# * Record `train(...)` with `lv.record(on=GPU)`: with no host named, a fetch costs what it takes on your computer.
+# * `lesson06.read_fast.show()` draws your last loader. Which row is the busiest?
+# * Take a GPU that is three times as fast: `feed(whole_batches, 3, on=replace(GPU, fp32=3 * GPU.fp32))`. Which
+#   station is the slowest now?
 #
 # ## The same code on a real GPU
 
@@ -326,10 +252,9 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * step = max(fetch / workers, pin, host, copy, compute). Find the slowest station. Workers help only if it is `fetch`.
-# * Fetch whole batches (`__getitems__`, or `batch_size=None` with lists of indices) before you add workers.
-# * `prefetch_factor` buffers irregular batches. It makes no station faster.
-# * One pin thread moves every byte: send fewer bytes. `persistent_workers=True` starts the workers once.
+# * A step takes as long as its slowest station. Workers help only if that is `fetch`.
+# * Make the work smaller before you add workers.
+# * A larger buffer hides a late batch. It makes no station faster.
 #
 # Next: [7. Your own trace](07_your_own_trace.ipynb)
 
@@ -357,12 +282,6 @@ assert stalls[2] > 1.2 * stalls[8]
 late = next(span.end for span in irregular[2].rows() if span.name == "fetch batch 18")
 assert late < min(span.start for span in irregular[2].rows() if span.kind.name == "COMPUTE" and span.batch == 16)
 assert late - 10**6 > max(span.end for span in irregular[2].rows() if span.kind.name == "COPY_H2D" and span.batch == 17)
-assert max((time, station) for station, time in lesson06.stations(quick).items() if station != "fetch")[1] == "pin"
-assert lesson06.stations(quick)["fetch"] / 3 < lesson06.stations(quick)["pin"]
-assert 1.2 * quick.duration < batched[2].duration and as_bytes.duration < 0.9 * quick.duration
-costs = lesson06.stations(as_bytes)
-assert costs["compute"] > max(costs["fetch"] / 3, costs["pin"], costs["copy"])
-assert 1 < most < 2 * 8
 
 # %% [markdown] tags=["guide"]
 # ### 6. Workers
@@ -371,17 +290,21 @@ assert 1 < most < 2 * 8
 #
 # Idea: A pipeline is as fast as its slowest station.
 #
-# Exercises: 6.1 (6), 6.2 (10)
+# Exercises: 6.0 (2), 6.1 (5), 6.2 (10)
 #
 # * **Say:** "Read, pin, copy, compute: a factory line. Find the slowest station. Everything else is decoration."
-# * **Stuck:** in 6.1 people forget the pin thread, or round down. In 6.2 they add workers first; eight are refused,
-#   since the machine of the task has four cores. A class written in the notebook cannot go to a worker on macOS and
-#   Windows (see [below](#when-something-goes-wrong)); the solution needs none.
+# * **Stuck:** in 6.0 people add the stations, and the check says so. In 6.1 they forget the pin thread, or round down.
+#   In 6.2 they add workers first; eight are refused, since the machine of the task has four cores. A class written in
+#   the notebook cannot go to a worker on macOS and Windows (see [below](#when-something-goes-wrong)); the solution
+#   needs none.
 # * **The picture to dwell on:** the irregular run. One worker late, the other one ready, the main thread waits:
 #   head-of-line blocking. And the GPU is idle with two batches in its memory, because this prefetcher asks for the next
 #   batch before it hands one out.
-# * **Be honest:** the emulated host has eight cores. The cell with the wall clock shows what this room's
-#   machines do; on small machines workers often lose on data in memory.
+# * **The pin thread:** with the faster GPU of "Try" it becomes the slowest station (R43, R45). More workers do not
+#   help it; fewer bytes (`uint8`) do.
+# * **Be honest:** the emulated host has eight cores. On small machines workers often lose on data in memory: to send a
+#   batch from process to process can cost more than it saves. Without `persistent_workers=True` each epoch starts new
+#   processes, and up to `num_workers * prefetch_factor` batches lie in host memory.
 
 # %% [markdown] tags=["answers"]
 # ## 6. Workers
@@ -393,9 +316,9 @@ assert 1 < most < 2 * 8
 # <!-- guess_factor c3083593 -->
 # * *With prefetch_factor=8 instead of 2, a step becomes …* **the same**: a buffer makes nothing faster.
 #
-# * *(In the text)* A GPU three times as fast: less than twice as fast, then the pin thread sets the pace. *(In the
-#   text)* Two workers, `prefetch_factor=8`: 12 batches at once, not 16. One worker was late, and the data end before
-#   the buffer is full again.
+# * *(Under "Try")* With a GPU three times as fast a step is less than twice as fast: then the pin thread sets the pace.
+#   There is one pin thread for a `DataLoader`, and it copies every byte once.
+# * **Exercise 6.0:** `max(fetch / workers, pin, copy, compute)`.
 # * **Exercise 6.1:** `ceil(fetch / max(pin, copy, compute))`, at least 1.
 # * **Exercise 6.2:** one read for each batch (`batch_size=None` with a `BatchSampler`, or `__getitems__`), and two
 #   workers.

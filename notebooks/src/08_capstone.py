@@ -20,14 +20,10 @@
 # ![The loop of lesson 4, with the data set on the GPU: no copies, and the stream computes from the beginning to the
 # end.](pictures/08_capstone.png)
 #
-# **The question of this lesson: how near can you bring a whole training on MNIST to the limit, and how do you find the
-# way?**
+# **The question of this lesson: how near can you bring a whole training to the limit?**
 #
-# After this lesson you can find out what slows a training loop down, and change that, instead of what a list of tips
-# says.
-#
-# Time: about 40 minutes, most of them for your own loader. Before it: lessons 1 to 4, best also [6.
-# Workers](06_workers.ipynb). This notebook keeps your times in a file, `leaderboard.sqlite`, beside it.
+# Time: about 35 minutes. Before it: lessons 1 to 4, best also [6. Workers](06_workers.ipynb). Your times stay in
+# `leaderboard.sqlite`.
 
 # %%
 import torch
@@ -42,15 +38,10 @@ from loaderviz.workshop.lessons.lesson06 import stations
 # %% [markdown]
 # ## The race
 #
-# You write the loader: `load(images, labels, size, epochs)` gets MNIST digits in host memory, and hands out batches on
-# the GPU. Everything else is fixed. The clock runs from the call of your function until the GPU has done the last step.
+# You write the loader: `load(images, labels, size, epochs)` gets MNIST digits in host memory and hands out batches on
+# the GPU. The link is forty times slower than that of the laptop, so that small batches cost enough.
 #
-# The race is *honest*: each epoch has each sample once, in a new order of the samples, with its right label; each check
-# takes other digits. What the network knows afterwards is measured with test digits that it never saw.
-#
-# The *limit* is the copy of the first batch, and then only training: no loader can be faster. The emulated machine
-# moves bytes forty times more slowly than the laptop of the lessons: a batch of 256 costs here what a large one costs
-# there.
+# The *limit* is the copy of the first batch, and then only training.
 
 # %%
 print(f"{capstone.EPOCHS} epochs of {capstone.PER_EPOCH} batches of {capstone.SIZE} digits")
@@ -59,13 +50,11 @@ loop.show_code(capstone.Training.train_on)
 
 # %% [markdown]
 # ## The first loader
-#
-# This is the one that everybody begins with: `float32` from 0 to 1, a `DataLoader`, `.to("cuda")`.
 
 
 # %%
 def blocking(images, labels, size, epochs):
-    """Yield shuffled batches on the GPU, epoch after epoch: the loader that everybody begins with."""
+    """What everybody begins with."""
     loader = DataLoader(TensorDataset(images.float() / 255, labels), size, shuffle=True)
     for epoch in range(epochs):
         for x, y in loader:
@@ -89,22 +78,51 @@ largest = next(word for word in ("compute", "copy", "fetch") if word in max(brea
 print(first)
 guess_first.reveal()
 
+# %%
+capstone.fewer_bytes
+
+# %% tags=["starter"]
+# Exercise 8.0
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def load_bytes(images, labels, size, epochs):
+    """The first loader."""
+    loader = DataLoader(TensorDataset(images.float() / 255, labels), size, shuffle=True)
+    for epoch in range(epochs):
+        for x, y in loader:
+            yield x.to("cuda"), y.to("cuda")
+
+
+# %% tags=["exercise"]
+# Exercise 8.0
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def load_bytes(images, labels, size, epochs):
+    """The first loader."""
+    loader = DataLoader(TensorDataset(images, labels), size, shuffle=True)
+    for epoch in range(epochs):
+        for x, y in loader:
+            yield x.to("cuda"), y.to("cuda")
+
+
+# %%
+capstone.fewer_bytes.check(load_bytes)
+
 # %% [markdown]
 # ## The second rung: workers and pinned memory
 #
-# The main thread is busy with fetching, so let others fetch: two worker processes, and a thread that pins (lesson 2,
-# R45). From pinned memory the copies need not block.
+# Two workers fetch; the copies do not block.
 
 
 # %%
 def two_workers(images, labels, size):
-    """Return a DataLoader with two workers and a pin thread."""
     data, more = TensorDataset(images.float() / 255, labels), {"pin_memory": True, "persistent_workers": True}
     return DataLoader(data, size, shuffle=True, num_workers=2, **more)
 
 
 def with_workers(images, labels, size, epochs):
-    """Yield batches that two workers fetch; the copies do not block, in the same stream."""
     loader = two_workers(images, labels, size)
     for epoch in range(epochs):
         for x, y in loader:
@@ -117,12 +135,11 @@ capstone.climb("workers, pinned", with_workers)
 # %% [markdown]
 # ## The third rung: prefetch
 #
-# The next tip on most lists is a prefetcher: "It doubles the speed." Does it, here?
+# The next tip on most lists: "A prefetcher doubles the speed."
 
 
 # %%
 def prefetching(images, labels, size, epochs):
-    """The same, and the copies run on a side stream, two batches ahead."""
     loader = two_workers(images, labels, size)
     for epoch in range(epochs):
         yield from PrefetchLoader(loader)
@@ -144,33 +161,21 @@ capstone.ladder
 # %%
 guess_prefetch.reveal()
 
-# %% [markdown]
-# Let us see why: four steps of both loaders, in the third epoch.
-
 # %%
 capstone.ladder.compare("workers, pinned", "prefetch", batches=range(27, 31))
 
 # %% [markdown]
-# The prefetcher did what it promises: the line above each picture says how much of the copy is hidden. But it won
-# nothing: in the time that it saved, the GPU now waits for the next batch. Which lanes are busy nearly all the time?
-# `worker 0`, `worker 1`, `pin thread`. A change anywhere else wins nothing.
-#
-# Here is what one batch costs in each station (`fetch` is the time of *one* worker), and how many bytes the batch
-# has: as it travels now, and as it is stored.
+# The copies are hidden, but the GPU waits for batches. Which rows are always busy? A change anywhere else wins nothing.
 
 # %%
 for station, time_ns in stations(third.timeline).items():
     print(f"{station:8} {words.duration(time_ns):>9} a batch")
-pixels = capstone.SIZE * 28 * 28
-print(f"images of a batch: {words.size(4 * pixels)} as float32, {words.size(pixels)} as stored")
 
 # %% [markdown]
 # ## Your turn
 #
-# You know now what slows the loop down. Three ways are open, and you can combine them: fewer bytes (lesson 1), more
-# workers or less work for each ([lesson 6](06_workers.ipynb)), fewer copies (lesson 4). Change one thing, check, read
-# the ladder, change the next one. A check also writes your time into the leaderboard:
-# `capstone.race.check(load, name="Ada")` chooses the name there.
+# Send fewer bytes, share the fetching (lesson 6), or copy less often (lesson 4). Change one thing, then check. In
+# `reason` say what takes the largest part of your run: "compute", "copy", "data" or "host".
 
 # %%
 capstone.race
@@ -182,14 +187,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def load(images, labels, size, epochs):
-    """Yield shuffled batches on the GPU, epoch after epoch: the loader that everybody begins with."""
+    """Yield shuffled batches on the GPU."""
     loader = DataLoader(TensorDataset(images.float() / 255, labels), size, shuffle=True)
     for epoch in range(epochs):
         for x, y in loader:
             yield x.to("cuda"), y.to("cuda")
 
 
-reason = ""  # what takes the largest part of your run: "compute", "copy", "data" or "host"?
+reason = ""
 
 # %% tags=["exercise"]
 # Exercise 8.1
@@ -207,6 +212,7 @@ def load(images, labels, size, epochs):
 
 reason = "compute"
 
+
 # %%
 capstone.race.check(load, reason=reason)
 
@@ -214,18 +220,9 @@ capstone.race.check(load, reason=reason)
 capstone.ladder
 
 # %% [markdown]
-# Look at the last column. All rungs train the same network equally well; each has other digits and another order, so
-# they differ by a few hundredths. A faster loader that trains a worse network has not won.
-#
-# And **why** is your run as fast as it is? Four points: time, memory, honesty, and the reason. What takes the largest
-# part of your run: "compute", "copy", "data" or "host"? Say it below your loader: `reason = "..."`. Without the right
-# reason the leaderboard adds a tenth to your time.
-#
 # ## Two other worlds, at home
 #
-# The line that wins here loses elsewhere. In the second world the data set does not fit on the GPU. In the third one
-# the pictures are in files that are slow to open, and each must be flipped by chance. Each world has a leaderboard of
-# its own.
+# The line that wins here loses there.
 
 # %%
 capstone.larger
@@ -237,14 +234,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def load_larger(images, labels, size, epochs):
-    """Yield shuffled batches on the GPU, epoch after epoch; the data set does not fit there."""
+    """Yield shuffled batches on the GPU."""
     loader = DataLoader(TensorDataset(images, labels), size, shuffle=True, num_workers=2)
     for epoch in range(epochs):
         for x, y in loader:
             yield x.to("cuda"), y.to("cuda")
 
 
-reason = ""  # what takes the largest part of your run: "compute", "copy", "data" or "host"?
+reason = ""
 
 # %% tags=["exercise"]
 # Exercise 8.2
@@ -265,6 +262,7 @@ def load_larger(images, labels, size, epochs):
 
 reason = "compute"
 
+
 # %%
 capstone.larger.check(load_larger, reason=reason)
 
@@ -278,7 +276,7 @@ from torch.utils.data import DataLoader
 
 
 def load_files(data, size, epochs):
-    """Yield shuffled batches on the GPU, epoch after epoch; each picture is flipped with a chance of one half."""
+    """Yield shuffled and flipped batches on the GPU."""
     loader = DataLoader(data, size, shuffle=True, num_workers=2)
     for epoch in range(epochs):
         for x, y in loader:
@@ -286,7 +284,7 @@ def load_files(data, size, epochs):
             yield x.to("cuda"), y.to("cuda")
 
 
-reason = ""  # what takes the largest part of your run: "compute", "copy", "data" or "host"?
+reason = ""
 
 # %% tags=["exercise"]
 # Exercise 8.3
@@ -310,14 +308,12 @@ def load_files(data, size, epochs):
 
 reason = "compute"
 
+
 # %%
 capstone.files.check(load_files, reason=reason)
 
 # %% [markdown]
 # ## The leaderboard
-#
-# In a workshop there can be one file for all: the instructor sets `LOADERVIZ_LEADERBOARD=/a/shared/folder/room.sqlite`
-# before the notebooks are started. `capstone.leaderboard(world="larger")` and `world="files"` are the other two.
 
 # %% tags=["measured"]
 capstone.leaderboard()
@@ -325,15 +321,9 @@ capstone.leaderboard()
 # %% [markdown]
 # ## Try
 #
-# * Several designs reach the target. Reach it once with `PrefetchLoader`, without a data set on the GPU.
-# * What is left between you and the limit? `capstone.race.show()` draws your run: look at its first milliseconds. Can
-#   the first epoch compute while the data set is still on its way?
-# * Spoil it: hand out the same order in each epoch, or labels that are shifted by one. What does the check say?
+# * Reach the target with `PrefetchLoader`.
 #
 # ## The same code on a real GPU
-#
-# The loaders know nothing of the emulator. On a real GPU bytes move at full speed, so expect other ratios: it is the
-# *method* that you take along.
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
@@ -346,13 +336,11 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * First find what slows the loop down: the lane that is always busy. Then change that, and nothing else.
-# * One change at a time, each measured: against the first loader, and against the one before.
-# * A prefetcher hides copies. It does not hide a slow loader.
-# * The cheapest byte is the one that does not travel: send what is stored, or send it once.
-# * Know the limit. When you are near it, stop: from then on only a faster model or a faster GPU helps.
+# * Find the row that is always busy, and change that.
+# * A prefetcher does not hide a slow loader.
+# * The cheapest byte is the one that does not travel.
 #
-# This was the last lesson. [0. Start here](00_start_here.ipynb) has the list of all of them.
+# Next: [9. What the articles say](09_what_the_articles_say.ipynb)
 
 # %% tags=["picture"]
 # the loop of lesson 4, whose data set is on the GPU
@@ -383,12 +371,18 @@ assert max(rung.right for rung in capstone.ladder.rungs.values()) < 0.1 + min(
 #
 # Idea: Find what holds the loop, change that, measure, repeat.
 #
-# Exercises: 8.1 (25)
+# Exercises: 8.0 (2), 8.1 (25)
 #
 # * **Say:** "Change one thing. Predict what it will win. Check. Look at the ladder."
 # * **Two other worlds, for home:** in 8.2 the data set does not fit on the GPU, in 8.3 files are slow and pictures are
 #   flipped. The line that wins 8.1 is refused in both. Four points each: time, memory, honesty, and the reason
 #   (`check(load, reason="compute")`); each world has its leaderboard.
+# * **One board for all:** set `LOADERVIZ_LEADERBOARD=/a/shared/folder/room.sqlite` before the notebooks are started;
+#   `capstone.race.check(load, name="Ada")` chooses the name there. `capstone.leaderboard(world="larger")` and
+#   `world="files"` are the other two boards.
+# * **The last column of the ladder:** all rungs train the same network equally well. A faster loader that trains a
+#   worse network has not won.
+# * **Spoil it:** hand out the same order in each epoch, or labels that are shifted by one. What does the check say?
 # * **Stuck:** "each epoch in the same order" and "labels shifted" are refused; the ladder shows the accuracy beside it.
 #   A check that says "not yet" names the largest part of the idle time first, and then the longest gap, which is often
 #   the start. The shares of right digits differ by a few hundredths from run to run: each run has other digits.
@@ -404,6 +398,7 @@ assert max(rung.right for rung in capstone.ladder.rungs.values()) < 0.1 + min(
 # * *How much faster than the rung before is the one with PrefetchLoader?* **not faster**
 #   (<!--=speed:.2f-->0.99<!---->x): what the hidden copies save, the GPU waits for the workers and the pin thread.
 #
+# * **Exercise 8.0:** `TensorDataset(images, labels)`: the training converts on the GPU.
 # * **Exercise 8.1:** move the data set once as `uint8`, one random order an epoch, `index_select` a batch; within 1.35x
 #   of the limit. Two workers with `uint8` and `PrefetchLoader` come near, 1.5x; four of them reach it.
 # * **Exercise 8.2:** whole batches of `uint8` (`experiment.Images`) from two workers, pinned, with `PrefetchLoader`.

@@ -22,12 +22,9 @@
 #
 # **The question of this notebook: what else is there?**
 #
-# Six short parts, in no plan of the course. Take what you need, in any order: a network whose copy is not worth your
-# time; a host that is too slow; a data set larger than the GPU; augmentation; a file of Nsight Systems; what a race
-# detector does not see.
+# Six short parts. Take what you need, in any order.
 #
-# Time: about 10 minutes. You need no GPU. Before it: [3. Prefetch](03_non_blocking_prefetch.ipynb), [4. The data set on
-# the GPU](04_gpu_resident_slicing.ipynb).
+# Time: about 10 minutes. Before it: [4. The data set on the GPU](04_gpu_resident_slicing.ipynb).
 
 # %%
 from dataclasses import replace
@@ -45,9 +42,8 @@ from loaderviz.workshop.loop import GPU, WARM_UP, gpu_milliseconds, make_batches
 # %% [markdown]
 # ## A small part of the step
 #
-# Many networks are not like ours: they compute for a long time on each byte. Below is a small convolutional one. The
-# copy blocks, nothing is pinned, nothing is hidden. `lv.what_if` takes the recorded loop and replays it with another
-# loader: the same kernels, the same calls of the host, pinned batches, two of them ahead.
+# Many networks compute for a long time on each byte. In the loop below the copy blocks, and nothing is hidden.
+# `lv.what_if` takes the recorded loop and replays it with another loader.
 
 
 # %%
@@ -68,7 +64,7 @@ guess_gain = predict(
     "How many per cent of a step could the best prefetcher save here?",
     ["fewer than ten", "ten to thirty", "more than thirty"],
     answer=lambda: 1 + (saved > 0.1) + (saved > 0.3),
-    why="It cannot save more than the copy and the waits around it. Do not optimise it: look for something larger.",
+    why="It cannot save more than the copy and the waits around it. Look for something larger.",
 )
 guess_gain
 
@@ -84,15 +80,13 @@ print(f"a step {words.duration(now.step)}, with a prefetcher {words.duration(the
 guess_gain.reveal()
 
 # %% [markdown]
-# A prefetcher is forty lines that can be wrong in four ways ([lesson 5](05_find_the_bug.ipynb)). Is that worth it?
-# Write down the share of the copy first, then decide.
+# Write down the share of the copy first. Then decide whether a prefetcher is worth it.
 #
 # ## A host that is too slow: CUDA graphs
 #
-# With batches of 64 the GPU waits for launches (lesson 1). No loader helps; fewer launches do. A *CUDA graph* notes all
-# kernels of a step once, and then starts all of them with one call (**R34**). The price: shapes and addresses are
-# fixed, so each batch is copied into the same two tensors. `torch.compile(mode="reduce-overhead")` does it for you on a
-# real GPU; the emulator runs compiled code as it is written, so do not measure that here.
+# With batches of 64 the GPU waits for launches (lesson 1). A *CUDA graph* notes all kernels of a step once, and then
+# starts all of them with one call (R34). The price: shapes and addresses are fixed, so each batch is copied into the
+# same two tensors. On a real GPU `torch.compile(mode="reduce-overhead")` does this for you.
 
 
 # %%
@@ -130,9 +124,8 @@ print(f"launched {took[0]:.3f} ms a step, with a prefetcher {prefetched:.3f} ms,
 # %% [markdown]
 # ## A data set that is larger than the GPU
 #
-# Then it is moved in *chunks*: as many samples as fit, shuffled among themselves. While the GPU works on one chunk, the
-# next one can be on its way; here it is not, so that the code stays short. The price is the order: samples of different
-# chunks never meet in a batch, so shuffle the chunks' members on disk now and then.
+# Then it is moved in *chunks*: as many samples as fit, shuffled among themselves. The price is the order: samples of
+# different chunks never meet in a batch.
 
 
 # %%
@@ -167,8 +160,7 @@ chunked.view()
 # %% [markdown]
 # ## Augmentation: on the host, or on the GPU?
 #
-# A random flip of each picture, written in the same two lines for both. On the host it is work of the loop (or of
-# workers, if there are cores for them); on the GPU it is a kernel more.
+# A random flip of each picture is work of the loop on the host; on the GPU it is a kernel more.
 
 
 # %%
@@ -205,7 +197,7 @@ guess_place.reveal()
 # ## A file of Nsight Systems
 #
 # `nsys profile python train.py`, then `nsys export --type sqlite`, makes a database, and `lv.read` takes it. No GPU is
-# here to profile, so this cell writes the tables that matter, as nsys names them, from the first loop above.
+# here to profile, so this cell writes such tables from the first loop above.
 
 # %%
 import sqlite3
@@ -224,7 +216,7 @@ CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start, end, deviceId, streamId, bytes, 
 
 # %%
 def as_nsight(timeline, file):
-    """Write the kernels and copies of a timeline as `nsys export` does: stream 7 of GPU 0, pageable to device."""
+    """Write kernels and copies as `nsys export` does."""
     with closing(sqlite3.connect(file)) as export:
         export.executescript(NSYS)
         for number, span in enumerate(timeline.rows(Kind.COMPUTE, Kind.COPY_H2D)):
@@ -244,18 +236,18 @@ print(*nsight.context.notes, *lv.advise(nsight), sep="\n")
 nsight.view(verdict=False)
 
 # %% [markdown]
-# The kernels and copies are the same. The host is not in it: without its rows nobody can say what the GPU waits for.
+# The host is not in it. Without its rows nobody can say what the GPU waits for.
 #
 # ## What a race detector does not see
 #
-# PyTorch has one: `TORCH_CUDA_SANITIZER=1`. It forgets memory that is freed, so it misses loader C of lesson 5; and it
-# does not look at the host's memory, so it misses D and F. Its core runs without a GPU: here we tell it of a read in
-# the main stream, and then of a copy into the same block in the side stream.
+# PyTorch has one: `TORCH_CUDA_SANITIZER=1`. It forgets memory that is freed, so it misses loader C of lesson 5. It does
+# not look at the host's memory, so it misses D and F. Here we tell its core of a read in the main stream, and then of
+# a copy into the same block in the side stream.
 
 
 # %%
 def sanitizer_reports(freed):
-    """Tell torch's sanitizer of a read, and of an unordered write to the same block; was it freed in between?"""
+    """Count the reports of torch's sanitizer."""
     sanitizer, main, side, block = EventHandler(), 7, 13, 4096
     sanitizer._handle_memory_allocation(block)
     sanitizer._handle_kernel_launch(main, {block}, set(), set(), "the work reads", {block: []})
@@ -268,9 +260,8 @@ def sanitizer_reports(freed):
 print(f"reports if the block is kept: {sanitizer_reports(False)}, if it is freed in between: {sanitizer_reports(True)}")
 
 # %% [markdown]
-# Ours sees what PyTorch does. **What numpy reads, it does not see**: no hazard is reported, but numpy gets the poison.
-# And a **false alarm** is possible: a view with gaps counts row by row, but only up to 64 rows; a taller one counts as
-# one piece. Below, two streams work on two halves of the columns, and share not one byte.
+# Ours does not see **what numpy reads**: it reports no hazard, but numpy gets `nan`. And a **false alarm** is possible:
+# a view with gaps and more than 64 rows counts as one piece. Below, two streams share not one byte.
 
 # %%
 with lv.record(on=GPU, host=loop.HOST) as unseen:
@@ -285,14 +276,10 @@ with lv.record(on=GPU, host=loop.HOST) as alarm:
 print(f"numpy: {unseen.hazards!r}\nhalves: {alarm.hazards[0].line}")
 
 # %% [markdown]
-# A **`needless-wait`** is only true for this run: if what your code does depends on the data, look at the other cases
-# before you take a wait out.
-#
 # ## Try
 #
 # * `convolving_loop` with `channels=4`: how large is the share of the copy now?
 # * Let `in_chunks` copy the next chunk in a side stream. Which two orders does it need?
-# * `lv.what_if(launched, on="h100")`: what does a faster GPU win in a loop that waits for launches?
 #
 # ## The same code on a real GPU
 
@@ -307,10 +294,9 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * A copy that is a small part of the step is not your problem, however ugly it looks.
+# * A copy that is a small part of the step is not your problem.
 # * A host that is too slow needs fewer launches: larger batches, or a graph.
-# * Larger than the GPU: chunks. Work on pixels: where the cores are.
-# * A detector without a report is no proof; know what it does not look at.
+# * A detector without a report is no proof.
 #
 # [0. Start here](00_start_here.ipynb) has the list of all lessons.
 
@@ -355,6 +341,8 @@ assert unseen.hazards == [] and len(alarm.hazards) == 1
 #
 # Exercises: –
 #
+# * **A `needless-wait`** is only true for one run: if what the code does depends on the data, look at the other cases
+#   before you take a wait out.
 # * **Say:** "Before you hide a copy, say how long it is."
 # * **Stuck:** a graph replays addresses, not Python. Whoever makes a new tensor for each batch computes on the first
 #   one.

@@ -37,6 +37,7 @@ from .answers import (
     on_gpu_loader,
     shuffle_slices,
     transformed,
+    waits_for_the_next_one,
 )
 
 # Lesson 5
@@ -95,6 +96,10 @@ def memory_of_the_main_stream(batches):
 def formula(text):
     """The answer that is this expression."""
     return eval(f"lambda fetch, pin, copy, compute: {text}")
+
+
+def step_formula(text):
+    return eval(f"lambda fetch, workers, pin, copy, compute: {text}", {"np": np})
 
 
 def rows_of(data, size):
@@ -401,11 +406,26 @@ def step_by_step(machine, data, size, workers):
     return saved_by_pinning(machine, data, size, workers) >= 0.1
 
 
+def sent(images, labels, size, epochs, change, drop=0):
+    """The first loader, which sends images as `change` makes them."""
+    count = len(labels) - drop
+    for _ in range(epochs):
+        for x, y in DataLoader(TensorDataset(change(images[:count]), labels[:count]), size, shuffle=True):
+            x = x.to("cuda")
+            yield x if x.dtype == torch.uint8 else x.float(), y.to("cuda")
+
+
 RIGHT = {
     "9.1": [step_by_step],
     "5.1": [loader_consumer, loader_ring],
     "5.2": [loader_record_stream, kept_until_used, memory_of_the_main_stream, loader_ring],
     "5.3": [event_after_the_number, transformed(lambda x: x / x.amax())],
+    "6.0": [
+        step_formula("max(fetch / workers, pin, copy, compute)"),
+        step_formula("max(-(-fetch // workers), max(pin, copy, compute))"),
+        step_formula("np.max([fetch / workers, pin, copy, compute])"),
+        step_formula("sorted((pin, copy, compute, fetch / workers))[-1]"),
+    ],
     "6.1": [
         formula("next(n for n in itertools.count(1) if fetch / n <= max(pin, copy, compute))"),
         formula("-(-fetch // max(pin, copy, compute))"),
@@ -419,6 +439,7 @@ RIGHT = {
     ],
     "7.1": [merge_and_intersect, brute_force, with_numpy],
     "7.2": [by_advice, by_columns, by_largest_loss],
+    "8.0": [on_gpu_loader, float_on_the_gpu, whole_batches(2), partial(sent, change=lambda x: x)],
     "8.1": [on_gpu_loader, float_on_the_gpu, moved_in_pieces, whole_batches(2), partial(bytes_prefetched, workers=4)],
     "8.2": [whole_batches(2), whole_batches(3), partial(bytes_prefetched, workers=4)],
     "8.3": [from_files(flip_some), from_files(flip_by_mask), files_by_getitems],
@@ -434,6 +455,7 @@ WRONG = {
         (saved_by_pinning, r"returned -?0\.\d+. A verdict is wanted"),
     ],
     "5.1": [
+        (waits_for_the_next_one, r"fast enough. With the loss read in each step: The copy of batch \d+ .* exposed"),
         (synchronize_before, r"times the host waited until the GPU had nothing left to compute; once from .* line"),
         (suspects.loader_a, r"Batch 0 was read before its copy was complete: its copy runs from .*R15"),
         (suspects.loader_e, r"copy of batch 1 runs from .* exposed.*its stream waited until .*wait_stream"),
@@ -454,6 +476,22 @@ WRONG = {
         (lambda batches: PrefetchLoader(batches), r"Batch 0 does not hold the values"),
         (suspects.loader_f, r"early-host-read at suspects.py.*R32"),
         (number_in_the_side_stream, r"With the loss read in each step"),
+    ],
+    "6.0": [
+        (step_formula(text), said)
+        for text, said in {
+            "fetch / workers + pin + copy + compute": r"With 1 worker a step takes .* You added the stations",
+            "max(fetch, pin, copy, compute)": r"With \d workers a step takes .* That is the time of one worker",
+            "max(fetch, pin, copy, compute) / workers": r"You divided each station. But there is one pin thread",
+            "max(fetch / workers, compute)": r"With \d workers a step takes .*as fast as its slowest station",
+            "min(fetch / workers, pin, copy, compute)": r"With 1 worker a step takes .* You said [\d,]+ ns",
+            "max(fetch / workers, pin, copy, compute) / 1000": r"a step takes .* You said [\d,]+ ns",
+            "float('nan')": r"You said nan ns",
+            "float('inf')": r"You said inf ns",
+            "-fetch": r"You said -[\d,]+ ns",
+            "'fetch'": r"returned 'fetch'. The time of a step is wanted, a number of ns",
+            "(fetch, pin)": r"returned \(.*The time of a step is wanted",
+        }.items()
     ],
     "6.1": [
         *(
@@ -539,6 +577,13 @@ WRONG = {
         (from_files(None, on_host=True), r"idle for \d+ % .*waiting for data"),
         (from_files(flip_some, workers=8), r"You have 8 workers, but the machine has 4 cores"),
         (from_files(lambda batch: (batch[0], batch[1].flip(0))), r"has images or labels that are wrong"),
+    ],
+    "8.0": [
+        (partial(sent, change=lambda x: x.float() / 255), r"sent 38\.\d+ MB to the GPU.*digits have 9\.\d+ MB.*R22"),
+        (partial(sent, change=lambda x: x.half() / 255), r"sent 19\.\d+ MB|wrong"),
+        (partial(sent, change=lambda x: x, drop=256), r"44 batches were handed out, but 48 were wanted"),
+        (partial(sent, change=lambda x: x.flip(2)), r"Batch 0 has images or labels that are wrong"),
+        (partial(sent, change=lambda x: x[:, ::2, ::2]), r"\(256, 14, 14\)"),
     ],
     "8.1": [
         (blocking_floats, r"idle for \d+ % of the time.*Against the limit .*x its time"),

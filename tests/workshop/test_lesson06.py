@@ -14,7 +14,6 @@ from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.loaders import PrefetchLoader
 from loaderviz.timeline import Kind, TimelineError
 from loaderviz.workshop import lesson06
-from tests import factory
 
 SIZE, BATCHES = 64, 32
 # Bytes move slowly, so that a batch of 64 small samples has the costs of a large one.
@@ -62,19 +61,6 @@ def test_a_step_takes_as_long_as_the_slowest_stage(runs):
 def test_a_run_that_is_too_short_is_said_so():
     with pytest.raises(TimelineError, match=r"steady\(range\(12, 28\)\): no kernel works on batch 11; train on more"):
         lesson06.steady(feed(1, samples=6 * SIZE))
-
-
-def test_batches_in_memory_are_counted():
-    spans = []
-    for batch, (start, end, taken) in enumerate([(0, 10, 40), (10, 20, 50), (20, 30, 60), (45, 55, 70)]):
-        spans += [("worker 0", start, end, Kind.FETCH, {"batch": batch})]
-        spans += [("main", taken, taken + 1, Kind.OPERATOR, {"name": "DataLoader hand-out", "batch": batch})]
-    timeline = factory.made(*spans)
-    assert lesson06.in_flight(timeline) == 3
-    assert lesson06.in_flight(timeline.between(35, 65)) == 3  # batch 0 to 2 came before the window
-    assert lesson06.in_flight(factory.empty()) == 0
-    for factor in (1, 4):  # no more than were ordered
-        assert 1 <= lesson06.in_flight(feed(2, pin_memory=True, prefetch_factor=factor)) <= 2 * factor
 
 
 def test_the_chart_has_the_points_on_the_line(runs):

@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 from loaderviz import mnist, words
 from loaderviz.metrics import summarize, window_of
 from loaderviz.recording import record
-from loaderviz.timeline import Timeline
+from loaderviz.timeline import Kind, Timeline
 from loaderviz.workshop import diagnosis, harness, rooms
 from loaderviz.workshop.exercises import (
     Exercise,
@@ -36,6 +36,7 @@ from loaderviz.workshop.exercises import (
     Score,
     as_markdown,
     as_text,
+    check_of,
     say,
     sentence,
     shipped,
@@ -445,6 +446,16 @@ def reason_of(timeline: Timeline) -> str:
     found = {reason: sum(breakdown.get(part, 0) for part in parts) for reason, parts in REASONS.items()}
     found["host"] = sum(breakdown.values()) - sum(found.values())
     return max(found, key=lambda reason: found[reason])
+
+
+@check_of("8.0")
+def fewer_bytes(answer: Callable[..., Any], chance: random.Random) -> Score:
+    run, _ = train(answer, chance)
+    sent, stored = int(run.timeline.nbytes[run.timeline.where(Kind.COPY_H2D)].sum()), EPOCHS * run.data.nbytes
+    known = {"sent": words.size(sent), "stored": words.size(stored)}
+    if sent > stored:
+        raise run.not_yet(say("more-than-stored", **known), say("R22"))
+    return Score(say("bytes-as-stored", took=words.duration(run.took), **known), run.timeline)
 
 
 class Race(Exercise):

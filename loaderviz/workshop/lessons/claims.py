@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint_sequential
 from torch.utils.data import DataLoader, Dataset
 
 from loaderviz import words
@@ -292,24 +291,6 @@ class Card(Prediction):
         self._verdict = Verdict(self.claim, {(name, case): cases[name][case] for name in cases for case in names})
         said = say("you-said", choice=self.choice) if self.choice else ""
         return replace(self._verdict, said=said)
-
-
-def peak(machine: Machine, size: int, *, checkpoints: int = 0, half: bool = False) -> int | None:
-    """Return the most memory [bytes] that training twelve wide layers takes on the GPU; None where there is none.
-
-    Their activations are kept, or those of `checkpoints` segments alone; `half` computes in half precision.
-    """
-    if machine.device == "cpu":
-        return None
-    with warnings.catch_warnings(), record(on=machine.gpu, host=HOST):
-        warnings.simplefilter("ignore")
-        layers = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(12)]
-        model, x = torch.nn.Sequential(*layers).cuda(), torch.zeros(size, 512, device="cuda", requires_grad=True)
-        for _ in range(2):
-            with torch.autocast("cuda", torch.float16, enabled=half):
-                y = checkpoint_sequential(model, checkpoints, x, use_reentrant=False) if checkpoints else model(x)
-            y.float().sum().backward()
-        return torch.cuda.max_memory_allocated()
 
 
 def card(key: str) -> Card:

@@ -1,4 +1,4 @@
-"""Lesson 6, workers: what a batch costs in each station, and two exercises (how many are enough, slow files).
+"""Lesson 6, workers: what a batch costs in each station, and exercises (the step, how many are enough, slow files).
 
 What stands in a worker is defined here, not in the notebook: spawned workers (macOS, Windows) must import it.
 """
@@ -18,14 +18,13 @@ import torch
 from torch.utils.data import Dataset
 
 from loaderviz import words
-from loaderviz.batches import HAND_OUT
 from loaderviz.emulator.hardware import GB, RECEIVING, SENDING, Host
 from loaderviz.experiment import Images
 from loaderviz.loaders import PrefetchLoader
 from loaderviz.timeline import Cause, Kind, Timeline, TimelineError
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import stretch
-from loaderviz.workshop.exercises import NotYet, Score, check_of, counted, learners_code, say
+from loaderviz.workshop.exercises import NotYet, Score, check_of, counted, learners_code, number_of, say
 from loaderviz.workshop.harness import Batch, Data, FeedConfig, feed
 
 if TYPE_CHECKING:
@@ -75,18 +74,6 @@ def steady(timeline: Timeline, batches: range = STEADY) -> Timeline:
     return timeline.between(*edges)
 
 
-def in_flight(timeline: Timeline) -> int:
-    """Return how many batches there were at most in host memory: fetched, and not yet handed out."""
-    ready = {span.batch: span.end for span in timeline.rows(Kind.FETCH)}
-    taken = {span.batch: span.start for span in timeline.rows(Kind.OPERATOR) if span.name == HAND_OUT}
-    never = timeline.begin + timeline.duration + 1
-    counts = (
-        sum(ready.get(batch, 0) <= time <= taken.get(batch, never) for batch in ready.keys() | taken.keys())
-        for time in taken.values()
-    )
-    return max(counts, default=0)
-
-
 def chart(steps: Mapping[int, float], costs: Mapping[str, int]) -> go.Figure:
     """Draw measured steps [ns] over the number of workers (points), and the slowest station (line)."""
     from loaderviz.view import theme  # a lesson draws; a check does not
@@ -128,7 +115,7 @@ class SometimesSlow(Images):
         return super().__getitems__(indices)
 
 
-# 6.1
+# 6.0 and 6.1
 
 MOST = 64
 WITHIN = 1.02  # of the step that any number of workers gives
@@ -192,6 +179,35 @@ def case(slowest: str, enough: int, chance: random.Random) -> Case:
         "compute": compute,
     }
     return Case(settings, known)
+
+
+@check_of("6.0")
+def pace(answer: Callable[..., Any], chance: random.Random) -> Score:
+    timeline = None
+    for slowest, among in AMONG.items():
+        needed = chance.randrange(*among)
+        fresh = case(slowest, needed, chance)
+        fetch, *others = fresh.costs.values()
+        for workers in (1, needed):  # fetching is the slowest station, and then another one
+            with learners_code():
+                returned = answer(fetch, workers, *others)
+            step, timeline = fresh.run(workers)
+            said = number_of(returned, "step-wanted", timeline)
+            if not abs(said - step) <= (WITHIN - 1) * step:
+                known = {"costs": fresh, "workers": counted(workers, "worker"), "step": words.duration(step)}
+                fact = say("other-step", said=f"{said:,.0f}", why=_mistaken(said, fetch, workers, others), **known)
+                raise NotYet(fact.strip(), say("slowest"), "", timeline)
+    return Score(say("steps-found", count=2 * len(AMONG)), timeline)
+
+
+def _mistaken(said: float, fetch: int, workers: int, others: Sequence[int]) -> str:
+    """Say which formula gives the learner's time, if it is one of those that people take."""
+    every = {
+        "stations-added": fetch / workers + sum(others),
+        "fetch-whole": max(fetch, *others),
+        "all-divided": max(fetch, *others) / workers,
+    }
+    return next((say(key) for key, time_ns in every.items() if abs(said - time_ns) < 0.001 * time_ns), "")
 
 
 @check_of("6.1")
