@@ -170,11 +170,11 @@ lesson00.reading.check(exposed_share)
 # | 2 | [Pinned memory](02_pin_memory.ipynb) | what does it change? | 25 |
 # | 3 | [Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb) | what hides a copy? | 45 |
 # | 4 | [The data set on the GPU](04_gpu_resident_slicing.ipynb) | why carry it in every epoch? | 30 |
-# | 5 | [Find the bug](05_find_the_bug.ipynb) | which loader is wrong? | 30 |
-# | 6 | [Workers](06_workers.ipynb) | which station is too slow? | 30 |
-# | 7 | [Your own trace](07_your_own_trace.ipynb) | what does my training do? | 30 |
-# | 8 | [Capstone](08_capstone.ipynb) | how close to the limit? | 40 |
-# | 9 | [What the articles say](09_what_the_articles_say.ipynb) | is it true? | 40 |
+# | 5 | [Find the bug](05_find_the_bug.ipynb) | which loader is wrong? | 25 |
+# | 6 | [Workers](06_workers.ipynb) | which station is too slow? | 25 |
+# | 7 | [Your own trace](07_your_own_trace.ipynb) | what does my training do? | 25 |
+# | 8 | [Capstone](08_capstone.ipynb) | how close to the limit? | 35 |
+# | 9 | [What the articles say](09_what_the_articles_say.ipynb) | is it true? | 25 |
 # | 10 | [Extras](10_extras.ipynb) | what else is there? | 10 |
 #
 # [All terms](terms.md) are on one page.

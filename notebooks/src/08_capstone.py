@@ -23,7 +23,7 @@
 # **The question of this lesson: how near can you bring a whole training to the limit?**
 #
 # Time: about 35 minutes. Before it: lessons 1 to 4, best also [6. Workers](06_workers.ipynb). Your times stay in
-# `leaderboard.sqlite`.
+# your progress file.
 
 # %%
 import torch
@@ -377,7 +377,7 @@ assert max(rung.right for rung in capstone.ladder.rungs.values()) < 0.1 + min(
 # * **Two other worlds, for home:** in 8.2 the data set does not fit on the GPU, in 8.3 files are slow and pictures are
 #   flipped. The line that wins 8.1 is refused in both. Four points each: time, memory, honesty, and the reason
 #   (`check(load, reason="compute")`); each world has its leaderboard.
-# * **One board for all:** set `LOADERVIZ_LEADERBOARD=/a/shared/folder/room.sqlite` before the notebooks are started;
+# * **One board for all:** set `LOADERVIZ_ROOM=/a/shared/folder` before the notebooks are started;
 #   `capstone.race.check(load, name="Ada")` chooses the name there. `capstone.leaderboard(world="larger")` and
 #   `world="files"` are the other two boards.
 # * **The last column of the ladder:** all rungs train the same network equally well. A faster loader that trains a
