@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from loaderviz.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from loaderviz.analysis.advice import advise
     from loaderviz.analysis.fleet import ranks
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from loaderviz.view import compare
     from loaderviz.widgets import explore, step_through
 
-__version__ = "0.2.0.dev0"
+from loaderviz.version import __version__ as __version__
+
 __all__ = [
     "HazardWarning", "LoadervizError", "RaceError", "Timeline", "advise", "calibrate", "compare", "costs", "explore",
     "ranks", "read", "record", "rule", "step_through", "summarize", "validate", "what_if",

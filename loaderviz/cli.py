@@ -22,12 +22,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from loaderviz import __version__, words
+from loaderviz import words
 from loaderviz.batches import LIMIT
 from loaderviz.errors import LoadervizError, NotModelledError, clean, require
 from loaderviz.files import writable
 from loaderviz.imports import cured_imports
 from loaderviz.stopping import INTERRUPTED, Stopping
+from loaderviz.version import __version__
 
 if TYPE_CHECKING:
     from loaderviz.analysis import Advice

@@ -403,7 +403,7 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
     )
 
 
-def usually(blame: npt.NDArray[np.float64], least: float) -> npt.NDArray[np.bool_]:
+def usually(blame: Ints | npt.NDArray[np.float64], least: float) -> npt.NDArray[np.bool_]:
     """Return where a rank is late: it holds the others up half as long there as it usually does where that is much.
 
     Much is `least` [ns], or the mean, if that is less. Usual is the median of these: one very late step hides no other.

@@ -18,8 +18,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from loaderviz import __version__, words
+from loaderviz import words
 from loaderviz.errors import LoadervizError, require
+from loaderviz.version import __version__
 
 FIRST = "00_start_here.ipynb"
 # as in pyproject.toml

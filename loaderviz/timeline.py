@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, g
 import numpy as np
 import numpy.typing as npt
 
-from loaderviz import __version__, words
+from loaderviz import words
 from loaderviz.batches import BATCH_RANGE
 from loaderviz.errors import LoadervizError
 from loaderviz.files import Source, TooLargeError, check_counts, looks_like, readable, write
+from loaderviz.version import __version__
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

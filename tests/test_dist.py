@@ -33,7 +33,7 @@ def files_of(folder):
 def test_there_is_one_version_and_the_changelog_has_it():
     """A version is released when it is no `.dev` and no candidate; until then the changelog says that it is not."""
     assert "version" in PROJECT["project"]["dynamic"] and "version" not in PROJECT["project"]
-    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "loaderviz.__version__"}
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "loaderviz.version.__version__"}
     changelog = (ROOT / "docs" / "changelog.md").read_text(encoding="utf-8")
     newest, note = re.search(r"^## ([\d.]+)(.*)$", changelog, re.M).groups()
     numbers, rest = re.fullmatch(r"([\d.]+?)(\.?(?:dev|a|b|rc)\d+)?", loaderviz.__version__).groups()

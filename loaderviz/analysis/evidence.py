@@ -472,11 +472,15 @@ class Evidence:
     # Loading
 
     @cached_property
+    def indexing(self) -> Intervals:
+        """When the loop's thread is in an indexing operator, which copies an index that is in host memory (R46)."""
+        named = self.timeline.named(lambda name: name.startswith("aten::index"))
+        return self.covered(self.loop & self.timeline.where(Kind.OPERATOR) & named)
+
+    @cached_property
     def index_copies(self) -> Mask:
         """The copies to the GPU that an indexing operator makes: of an index in host memory (R46)."""
-        named = self.timeline.named(lambda name: name.startswith("aten::index"))
-        indexing = self.covered(self.loop & self.timeline.where(Kind.OPERATOR) & named)
-        return self.mask(Kind.COPY_H2D) & self.launched(intervals.covers(indexing, self.first))
+        return self.mask(Kind.COPY_H2D) & self.launched(intervals.covers(self.indexing, self.first))
 
     @cached_property
     def batch_copies(self) -> Mask:
