@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from loaderviz.view import compare
     from loaderviz.widgets import explore, step_through
 
-from loaderviz.version import __version__ as __version__
 
 __all__ = [
     "HazardWarning", "LoadervizError", "RaceError", "Timeline", "advise", "calibrate", "compare", "costs", "explore",
