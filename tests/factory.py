@@ -70,8 +70,10 @@ def made(*spans: Any, marks: Any = (), **context: Any) -> Timeline:
 
     def lane_of(text: str) -> int:
         name, _, device = text.partition("@")
-        role, number, *_ = f"{name} 0".split(" ")
-        return builder.lane(name, "device" if role == "stream" else "host", role, int(number), int(device or 0))
+        role, number, *_ = f"{name} 0".removeprefix("pin thread").split(" ")
+        return builder.lane(
+            name, "device" if role == "stream" else "host", role or "pin", int(number), int(device or 0)
+        )
 
     for lane, start, end, kind, *more in spans:
         known = {"name": kind.name.lower()} | dict(*more)

@@ -52,9 +52,9 @@ def test_memory_of_kernel_and_child_and_a_cell_that_fails(measure, tmp_path, mon
 
 def test_the_guide_gets_what_was_measured_and_keeps_the_rest(measure, capsys):
     guide = (Path(__file__).parents[1] / "docs" / "instructor.md").read_text(encoding="utf-8")
-    text = measure.written(guide, "new\n")
-    assert text.count("<!-- measured -->\nnew\n<!-- end -->") == 1
-    assert text.replace("new\n", guide.split("<!-- measured -->\n")[1].split("<!-- end -->")[0], 1) == guide
+    text = measure.written(guide, "| anew |\n")
+    assert text.count("<!-- measured -->\n| anew |\n<!-- end -->") == 1
+    assert text.replace("| anew |\n", guide.split("<!-- measured -->\n")[1].split("<!-- end -->")[0], 1) == guide
     for arguments, said in ((["--write", "06"], "--write is for all lessons"), (["99"], "no notebook in")):
         with pytest.raises(SystemExit):
             measure.main(arguments)
