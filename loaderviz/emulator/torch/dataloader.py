@@ -657,8 +657,11 @@ class Meter(TorchDispatchMode):
             self._left_out = before + processor_time() - start
 
     def taking(self, samples: int) -> int:
-        """Return what taking and stacking the tensors of so many samples cost [ns] above `Host.fetch_per_sample`."""
-        most = 0 if self.measured else self.host.fetch_per_sample
+        """Return what taking and stacking the tensors of so many samples cost [ns] above `Host.fetch_per_sample`.
+
+        A fetch without samples has failed, or is the end of a stream, and pays for none.
+        """
+        most = 0 if self.measured or not samples else self.host.fetch_per_sample
         taken, stacked = (max(0, many - TENSORS * samples) for many in (self._taken, self._stacked))
         return most * taken // TAKES + most * stacked // STACKS
 
