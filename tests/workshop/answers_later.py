@@ -419,7 +419,11 @@ RIGHT = {
     "9.1": [step_by_step],
     "5.1": [loader_consumer, loader_ring],
     "5.2": [loader_record_stream, kept_until_used, memory_of_the_main_stream, loader_ring],
-    "5.3": [event_after_the_number, transformed(lambda x: x / x.amax())],
+    "5.3": [
+        event_after_the_number,
+        transformed(lambda x: x / x.amax()),
+        transformed(lambda x: x.div(x.flatten().max())),
+    ],
     "6.0": [
         step_formula("max(fetch / workers, pin, copy, compute)"),
         step_formula("max(-(-fetch // workers), max(pin, copy, compute))"),
