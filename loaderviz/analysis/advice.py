@@ -451,6 +451,7 @@ DENSE = 0.3  # of the time
 UNTRIED = 0.1  # of the time: what cannot be replayed in a loop that can is told from there on
 IN_LINE = 0.1  # of the time between the steps; a line that takes less of it is not named
 HOT = 2.0  # times as long as the other workers'
+OFTEN_BEHIND = 0.2  # of the time: who keeps the loop waiting so long, and in most steps, is not behind now and then
 UNEVEN = 1.5  # times the median: batches of a loader that differ so
 OTHERS = 0.5  # of what a fetch computes: what other threads of its worker take besides is told
 CROWDED = 0.7  # of all cores
@@ -610,6 +611,7 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
     number = len(facts.lanes_of("worker"))
     fetch = facts.fetch.computes * facts.on_core * (1 - facts.timeline.context.sent) + facts.fetch.waits
     taking = either(facts.covered(facts.waiting(Cause.DATA)), facts.covered(facts.loop & facts.handing_out))
+    taking = intervals.subtract(taking, facts.covered(facts.fetching))  # of another loader, which has no workers
     time, making = intervals.length(taking), round(fetch * (facts.steps or 0))
     if not (number and making) or time <= making:
         return None
@@ -694,8 +696,9 @@ def dense_embedding(facts: Evidence) -> Finding | None:
 
 _SYNCHRONIZES = {  # what to change, by what the host waits for
     "mask": (
-        "# x[mask] and torch.nonzero give as many rows as are true, and the host waits to know how many:\n"
-        "# torch.where(mask, x, 0) keeps the shape; or make the indices on the host, before the batch is copied"
+        "# x[mask] and torch.nonzero give as many rows as are true, and the host waits to know how many.\n"
+        "# A loss that skips rows (ignore_index) keeps the shape, as (x * mask).sum() / mask.sum() does;\n"
+        "# or make the indices on the host, before the batch is copied"
     ),
     "result": (
         "# leave results on the GPU and bring them once, after the loop, such as: total += loss.detach()\n"
@@ -981,6 +984,7 @@ FOREACH = "optimizer = {name}(..., foreach=True)  # or fused=True: all parameter
 AT_ONCE = "torch._foreach_{name}(tensors, ...)  # in place of a loop over tensors: all of them at once"
 REPLAY = (
     "with torch.cuda.graph(graph): loss = step(x, y)  # once; then x.copy_(batch) and graph.replay() in each step\n"
+    "# in the graph all tensors are made on the GPU, and an optimizer such as Adam needs capturable=True\n"
     'model = torch.compile(model, mode="reduce-overhead")  # or let torch make the graph; or take a larger batch'
 )
 
@@ -1089,7 +1093,7 @@ def start_up(facts: Evidence) -> Finding | None:
     if early.any():
         row = timeline.row(int(np.flatnonzero(early)[np.argmax((timeline.end - timeline.start)[early])]))
         longest = f"; the longest part of it is {row.name}, {words.duration(row.duration)}"
-    change = "loader = DataLoader(..., persistent_workers=True)  # so that it does not come back each epoch"
+    change = "loader = DataLoader(..., persistent_workers=True)  # with more epochs than one, if it is not set already"
     number = int(timeline.batch[facts.marks[0]]) if facts.marks else -1
     first = f"batch {number}" if number > 0 else "the first step" if facts.steps else "the GPU's first work"
     return Finding(
@@ -1258,6 +1262,8 @@ def _seldom(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
     time = (facts.timeline.end - facts.timeline.start)[facts.fetches]
     if len(time) and np.quantile(time, 0.95) > UNEVEN * np.median(time):
         return f"{seen}{late}, and some batches take far longer", "loader = DataLoader(..., prefetch_factor=4)"
+    if not few and facts.length(waits) > OFTEN_BEHIND * facts.window:
+        return f"{seen}, and still the loop waits in most steps: for a while before them they did not fetch", ""
     return f"{seen}{late}, so they are behind only now and then, as at the beginning of an epoch", ""
 
 

@@ -99,6 +99,8 @@ class Trials:
             return None, None, None
         before = min(now or 0.0, self.unchanged or 0.0)  # one that is slower than the loop would gain too much
         after, slower = _step(predicted), (self.unchanged or 0.0) - before
+        if finding.kind == "workers-cost-more":  # without workers, nothing is left of what a replay does not know
+            before = now or 0.0
         if after and predicted is not None and self._replayed is not None:  # but for what both take to begin
             after -= min(slower, _lead(predicted), _lead(self._replayed))
         return before, after, predicted

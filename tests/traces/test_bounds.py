@@ -171,7 +171,7 @@ JOURNEYS = {
     "picture": lambda timeline: timeline.view(operators=True).packed(),
     "still": lambda timeline: timeline.view().svg(),
     "figure": lambda timeline: timeline.figure(),
-    "trace": export._as_text,
+    "trace": lambda timeline: export._as_text(timeline, "names"),
     "table": export.to_table,
     "save": Timeline.to_dict,
     "load": lambda timeline: Timeline.from_dict(timeline.to_dict()),

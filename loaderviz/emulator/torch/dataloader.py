@@ -221,8 +221,9 @@ class Schedule(LoaderSchedule):
         waited = fetched.waited if session.measured else 0
         does, line = fetched.place or (Cause.NONE, "")
         ready = self.fetch(batch, worker, took + sent, size, line, fetched.slept, waited, fetched.files, order, does)
-        mark(session, fetched.data, batch, new=not self.pins)
-        if self.pins:
+        pins = self.pins and not (size and self._is_left(fetched.data))
+        mark(session, fetched.data, batch, new=not pins)
+        if pins:
             ready = self.pin(batch, ready, size, lambda start: self._locking(fetched.data, start), receiving)
             receiving = 0
         runtime.batch, runtime.source = batch, session.source()
@@ -230,6 +231,17 @@ class Schedule(LoaderSchedule):
         self.batch += 1
         if not session.fetching:  # by a DataLoader within a data set
             session.batches.handed_out(batch, fetched.samples)
+
+    def _is_left(self, data: Any) -> bool:
+        """Tell whether the pin thread left a batch as it is, and note why: torch does not know its class."""
+        tags = map(self.session.host_tag, tensors(data))
+        if any(tag is not None and tag.pinned for tag in tags):
+            return False
+        self.session.note(
+            f"pin_memory=True leaves a batch of the class {type(data).__name__} as it is, in pageable memory: "
+            "give this class a method pin_memory(), which returns it pinned"
+        )
+        return True
 
     def _in_shared_memory(self, nbytes: int) -> None:
         """Note it where the batches that workers have ready, and the one in use, do not fit into shared memory."""

@@ -615,6 +615,10 @@ def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[
     if CLASS.get(operator.base) == "gather":  # it reads as much of its source as it hands out
         tensors = [*tensors[1:], *made]
     nbytes = sum(tensor.nbytes for tensor in (*tensors, *made) if tensor.layout is torch.strided)
+    if (
+        operator.base == "multinomial"
+    ):  # for each draw it halves the sums of the weights, from one cache line to another
+        nbytes += result.numel() * args[0].shape[-1].bit_length() * CACHE_LINE
     counter = flop_registry.get(operator.packet) if operator.multiplies else None
     return nbytes, int(counter(*args, **kwargs, out_val=result)) if counter else 0
 
@@ -709,6 +713,7 @@ def _in_single(func: Any, *args: Any, **kwargs: Any) -> Any:
     return tree_map_only(torch.Tensor, rounded, result)
 
 
+CACHE_LINE = 64  # bytes
 GRADIENTS = 1  # the place of the gradients among the arguments of a fused optimizer
 
 
