@@ -1317,6 +1317,15 @@ def test_workers_whose_batches_are_dearer_to_send_than_to_make_are_told(tensors,
         assert found["workers-cost-more"].parameters == {"workers": 0}
 
 
+def test_what_another_loader_fetches_in_the_loop_is_no_price_of_workers():
+    """The first loader's workers send little; the second one, without workers, is what the loop waits for."""
+    few, many = TensorDataset(torch.zeros(24 * 64, 32)), TensorDataset(torch.zeros(24 * 448, 32))
+    loaders = DataLoader(few, 64, num_workers=2), DataLoader(many, 448)
+    pairs = ((torch.cat([x, more]),) for (x,), (more,) in zip(*loaders, strict=True))
+    found = {each.kind: each for each in lv.advise(trained(backward, pairs))}
+    assert "workers-cost-more" not in found and "fetch-in-loop" in found
+
+
 # A real GPU: calls have no lines, but the main thread was looked at
 
 

@@ -360,6 +360,19 @@ def test_a_copy_to_pageable_memory_at_an_assumed_rate_is_noted(on, mib, noted):
     assert any("to pageable memory" in note for note in recording.timeline.context.notes) is noted
 
 
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize(("weights", "draws"), [(1000, 10), (60_000, 60_000)])
+def test_a_draw_by_weights_halves_the_sums_of_the_weights(weights, draws, replacement):
+    """So many cache lines of 64 bytes are read for each draw, beside the weights and what is drawn."""
+    host, most = Host.preset("laptop"), torch.ones(weights)
+    with lv.record(on="a100", host=host):
+        start = Session.active.runtime.now
+        torch.multinomial(most, draws, replacement)
+        took = Session.active.runtime.now - start
+    nbytes = most.nbytes + 8 * draws + 64 * draws * weights.bit_length()
+    assert took == host.dispatch + host.work_time(nbytes)
+
+
 TABLE = torch.arange(64 * 48.0).view(64, 48)
 TAKEN = {  # by name: of a sample of so many views and copies, so many parts are stacked
     "one": (lambda index: TABLE[index], 1, 1),

@@ -585,3 +585,28 @@ def test_workers_leave_with_the_error_that_one_of_them_sent(on, pin_memory, make
                 pass
             assert not [each for each in threading.enumerate() if each.name == "loaderviz pin thread"]
             assert not multiprocessing.active_children()
+
+
+class Rows:
+    """A batch of a class that torch does not know."""
+
+    def __init__(self, samples):
+        self.values = torch.stack(samples)
+
+
+class PinnedRows(Rows):
+    def pin_memory(self):
+        self.values = self.values.pin_memory()
+        return self
+
+
+@pytest.mark.parametrize(("kind", "pins"), [(Rows, False), (PinnedRows, True)])
+def test_a_batch_whose_class_has_no_pin_memory_is_not_pinned_and_a_note_says_so(kind, pins):
+    with lv.record(on="a100") as recording:
+        loader = DataLoader(torch.ones(24, 4096), 8, num_workers=1, pin_memory=True, collate_fn=kind)
+        assert [batch.values.is_pinned() for batch in loader] == 3 * [pins]
+    assert recording.timeline.where(Kind.PIN).sum() == 3 * pins
+    said = [
+        note for note in recording.timeline.context.notes if "pin_memory=True leaves a batch of the class Rows" in note
+    ]
+    assert len(said) == (not pins)
