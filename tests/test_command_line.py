@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from io import BytesIO, StringIO, TextIOWrapper
+from pathlib import Path
 
 import factory
 import pytest
@@ -59,6 +60,15 @@ def test_the_price_of_a_gather_is_told_beside_what_it_saves(size, machine, told)
     assert found.time == more if prefetch.overlap == 0 else 0.8 * found.time < more < found.time
     assert f"{words.duration(found.time)} a step (index_select). That is {told} than it saves" in cli._gathers(runs)
     assert (resident.step > prefetch.step) is (told == "more")
+
+
+def test_readme_says_what_compare_draws():
+    """Its first picture is made by hand: of `compare`, with what that takes by default."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    runs = experiment.four_loaders(only=("blocking", "prefetch"))
+    blocking, prefetch = (words.duration(lv.summarize(run.timeline).step) for run in runs.values())
+    assert f"`blocking` loader takes {blocking} for each batch of {experiment.Setting().batch_size} images" in readme
+    assert f"so it takes {prefetch}." in readme
 
 
 def test_the_usual_loop_is_two_to_ten_times_as_slow_as_a_resident_data_set():

@@ -102,3 +102,11 @@ def test_a_clean_copy_has_all_of_these_files():
     }
     assert files <= set(listed.stdout.splitlines())
     assert not any(re.match("(?i)runtime.txt|apt.txt|environment.yml", name) for name in listed.stdout.splitlines())
+
+
+def test_no_link_is_kept():
+    """As that of an environment beside a checkout, which leads into one machine's folders."""
+    listed = subprocess.run(["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("this is no checkout of git")
+    assert [line for line in listed.stdout.splitlines() if line.startswith("120000")] == []

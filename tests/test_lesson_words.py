@@ -4,6 +4,7 @@ import ast
 import io
 import re
 import tokenize
+import tomllib
 from pathlib import Path
 
 import factory
@@ -110,3 +111,48 @@ lesson03.go_on.check(load)
         14 + box + 2 + 2,
     )
     assert words("a * b\n\n| c | d-e |\n|---|---:|") == 4
+
+
+# One Chinese word for each thing, as notebooks/terms.md has it; what stands here was said for it elsewhere.
+OTHER_WORDS = {
+    "拷贝(?!引擎)": "复制",
+    "掩盖": "隐藏",
+    "内核|(?<![`\\w（])kernels?(?![`\\w）])": "核函数",
+    "中转": "暂存",
+    "拷贝流|复制流": "侧流",
+    "GPU (?:的)?内存": "显存",
+    "你": "您",
+}
+ROOT = Path(__file__).parents[1]
+IN_CHINESE = [
+    ROOT / "docs/story/texts.toml",
+    *sorted((ROOT / "loaderviz").rglob("*.toml")),
+    *sorted((ROOT / "notebooks/src").glob("*.zh.md")),
+]
+
+
+def chinese(file):
+    """Return the Chinese texts of a file, without code and values."""
+    text = file.read_text(encoding="utf-8")
+    found = [text] if file.suffix == ".md" else _strings(tomllib.loads(text))
+    plain = (re.sub(r"```.*?```|`[^`]*`|\{[^}]*\}|^import.*$", "", each, flags=re.S | re.M) for each in found)
+    return [line for each in plain for line in each.splitlines() if re.search("[\u4e00-\u9fff]", line)]
+
+
+def _strings(value):
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [each for part in parts for each in _strings(part)]
+
+
+@pytest.mark.parametrize("file", IN_CHINESE, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_chinese_texts_have_one_word_for_each_thing(file):
+    found = [(word, line) for line in chinese(file) for other, word in OTHER_WORDS.items() if re.search(other, line)]
+    assert found == []
+
+
+def test_the_terms_of_the_sheet_are_those_of_the_texts():
+    sheet = (ROOT / "notebooks/terms.md").read_text(encoding="utf-8")
+    assert all(word in sheet for other, word in OTHER_WORDS.items() if other != "你")
+    assert sum(bool(chinese(file)) for file in IN_CHINESE) > 15

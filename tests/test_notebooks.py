@@ -359,6 +359,17 @@ def test_a_translation_changes_words_and_no_code(name):
             assert mine == same, given.source
 
 
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_a_translation_leaves_no_text_in_english_and_gives_the_same_minutes(name):
+    """Not even the rules at the end, which the build adds; the minutes stand in a sentence of each lesson."""
+    cells, before = (read(each).cells for each in (name, Path(name).name))
+    written = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    assert [text for text in written if not re.search("[\u4e00-\u9fff]", text)] == []
+    assert not any("Source: " in text for text in written)
+    minutes = re.search(r"时间：约 (\d+) 分钟", written[0]), re.search(r"Time: about (\d+) minutes", before[0].source)
+    assert all(minutes) and minutes[0][1] == minutes[1][1]
+
+
 @marked(TRANSLATED)  # the lessons themselves run as given in tests/browser/test_browser.py
 def test_a_translation_as_given_runs_and_says_that_nothing_was_attempted(name):
     notebook = read(name)

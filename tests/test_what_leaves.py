@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import factory
 import pytest
+import torch
 
 import loaderviz
 from loaderviz import export, words
@@ -69,6 +71,27 @@ def test_the_check_itself_sees_what_is_hidden_in_a_file():
     assert "x.py:1" in told(page) and "/home/ada" not in told(page)
     with pytest.raises(AssertionError):
         check("a user-xyzzy b", "/nowhere")
+
+
+@pytest.mark.parametrize("on", ["a100", "cpu"])
+def test_neither_an_error_nor_a_program_that_was_started_brings_its_folder_along(tmp_path, on):
+    """What an error says belongs to the program, which gets it: in the notes of a timeline stands only its kind."""
+    program = tmp_path / "secret of ada" / "job.py"
+    program.parent.mkdir()
+    program.write_text("")
+    with pytest.raises(FileNotFoundError, match="no-such"), loaderviz.record(on=on) as recording:
+        torch.ones(9).sum()
+        subprocess.run([sys.executable, str(program), ARGUMENT], check=True)
+        subprocess.run(
+            f"{shlex.quote(sys.executable)} -S {shlex.quote(str(program))} {ARGUMENT}", shell=True, check=True
+        )
+        (program.parent / "no-such.bin").read_bytes()
+    timeline = recording.timeline
+    assert any(note.startswith("job.py runs in a process of its own") for note in timeline.context.notes)
+    kinds = [note for note in timeline.context.notes if "ended the block" in note]
+    assert kinds == (["FileNotFoundError ended the block; what came before it is here"] if on == "cpu" else [])
+    text = json.dumps(timeline.to_dict("full")["context"]) + told(timeline.view().fragment().encode())
+    assert not [each for each in ("secret", "no-such", str(tmp_path), ARGUMENT) if each in text]
 
 
 # Ten kinds of recordings

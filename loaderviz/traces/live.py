@@ -106,7 +106,7 @@ class RealRun:
             self._undo = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if os.getpid() != self._process:  # a fork of the program leaves the block: the recording is its parent's
             self._undo.pop_all()  # nothing here is this process's to undo
             self.timeline = _nothing("this is a forked process; its parent has the recording")
@@ -114,8 +114,8 @@ class RealRun:
         try:
             self._window.leave()
             if kind is not None:
-                said = "".join(f": {line}" for line in str(error).strip().splitlines()[:1])
-                self._loader.note(f"{kind.__name__} ended the block{said}; what came before it is here")
+                # not what it says: that may be a path or a name, and a timeline is made to be passed on
+                self._loader.note(f"{kind.__name__} ended the block; what came before it is here")
             self.timeline = self._build()
         except Exception as problem:
             if kind is None:
@@ -538,7 +538,7 @@ class LoaderRanges:
 
     def _elsewhere(self, program: str) -> None:
         if program and not program.startswith(_INSTALLED):
-            self.note(ELSEWHERE.format(program))
+            self.note(ELSEWHERE.format(Path(program).name))
 
     def _reset(self, original: Function, iterator: Any, *args: Any, **options: Any) -> None:
         self._feed(iterator).begin_epoch(self._numbering.new_iterator())

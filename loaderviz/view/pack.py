@@ -11,10 +11,13 @@ compresses well.
 from __future__ import annotations
 
 import gzip
+import os
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,7 +158,16 @@ def pack(
         "causes": ["", *(cause.words for cause in list(Cause)[1:])], **looks(), "parts": packed,
         "rows": rows, "arrows": len(arrows), "codec": "gzip" if compressed else "raw", "columns": told,
     }  # fmt: skip
+    if written := words_in(os.environ.get("LOADERVIZ_LANGUAGE", "en")):
+        head["words"] = written
     return head | more, gzip.compress(body, 6, mtime=0) if compressed else body
+
+
+@cache
+def words_in(language: str) -> dict[str, str]:
+    """Return what the picture writes in another language, by its English; nothing for English."""
+    told = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
+    return {english: each[language] for english, each in told.items() if language in each}
 
 
 def _bars_of(part: Part) -> Bars:

@@ -33,7 +33,7 @@ from loaderviz.export import page
 from loaderviz.files import writable, write
 from loaderviz.metrics import AT_THE_LIMIT, Summary, finding, summarize
 from loaderviz.timeline import Cause, Timeline
-from loaderviz.view.pack import looks
+from loaderviz.view.pack import looks, words_in
 from loaderviz.view.picture import EXPLORER, live_element, loader
 from loaderviz.widgets import cells
 from loaderviz.widgets.cells import Interactive
@@ -63,8 +63,8 @@ BUSY = 0.97  # of the time the GPU computes: then nothing else can help
 def _texts(language: str) -> dict[str, dict[str, str]]:
     """Return the tables of texts.toml in a language; what it lacks is English, or the picture's own word."""
     told = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
-    both = {table: {key: each.get(language, each.get("en")) for key, each in told[table].items()} for table in told}
-    return {table: {key: text for key, text in both[table].items() if text is not None} for table in both}
+    both = {table: {key: each.get(language, each["en"]) for key, each in told[table].items()} for table in told}
+    return both | {"picture": words_in(language)}
 
 
 TEXTS = _texts("en")["texts"]

@@ -226,7 +226,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             try:
                 room = row is None or self.server.kept.add(row._replace(at=int(time.time())))
             except OSError:
-                self.send_error(507, "the folder of the room cannot be written")
+                self.send_error(503, "the folder of the room cannot be written")  # now; the kernel keeps its row
                 return
             if room:
                 self._answer(204)

@@ -291,6 +291,8 @@ class Theirs(Exception):
 
 def number_of(returned: Any, wanted: str, timeline: Timeline) -> float:
     """Return what the learner's function returned as a float; raise `NotYet`, which says `wanted`, for no number."""
+    if isinstance(returned, torch.Tensor) and returned.ndim == 0 and returned.device.type == "cpu":
+        returned = returned.item()
     if isinstance(returned, bool) or not isinstance(returned, numbers.Real):
         raise NotYet(say(wanted, returned=returned), "", "", timeline)
     return float(returned)

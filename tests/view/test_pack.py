@@ -415,3 +415,14 @@ def test_without_work_of_the_gpu_nothing_says_that_it_is_idle(seen):
     assert any(each["name"].startswith("idle") for each in head["where"]) is seen
     assert {"host in operators", "idle: host in operators"} & {each["name"] for each in head["where"]}
     assert bool(head["strips"]) is seen
+
+
+@pytest.mark.parametrize(
+    ("language", "lane"), [("zh", "默认流"), ("en", None), ("", None), ("../zh", None), ("xx", None)]
+)
+def test_the_picture_is_written_in_the_language_of_the_lessons(monkeypatch, language, lane):
+    """Lanes, legend and states of a picture in a Chinese notebook; what is no language is English."""
+    monkeypatch.setenv("LOADERVIZ_LANGUAGE", language)
+    head, _ = pack([Part(factory.made(("main", 0, 10, Kind.API)))])
+    assert head.get("words", {}).get("default stream") == lane
+    assert "words" in head if lane else "words" not in head

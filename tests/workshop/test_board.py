@@ -327,8 +327,31 @@ def test_a_folder_keeps_what_is_posted_and_shows_what_kernels_write_there(served
     for file in tmp_path.iterdir():
         file.unlink()
     tmp_path.rmdir()
-    assert post(server, check("Ada", "3.1").line()) == 507
+    assert post(server, check("Ada", "3.1").line()) == 503
     assert state(server)["people"] == []
+
+
+def test_what_is_checked_while_the_folder_cannot_be_written_is_on_the_board_once_it_can(served, at_once, tmp_path):
+    """An instructor's folder may be full, read-only or away for a while: no row is lost meanwhile, and none twice."""
+    folder = tmp_path / "room"
+    folder.mkdir()
+    server = served(folder)
+    workshop.room(f"http://127.0.0.1:{server.port}/{CODE}", name="Ada")
+    folder.rmdir()
+    rooms.heard("check", "3.1", "passed", 2.0)
+    rooms.heard("check", "3.2", "not yet", 1.0)
+    rooms._send()
+    assert "503" in repr(workshop.room())
+    folder.mkdir()
+    rooms.heard("check", "3.3", "not yet", 1.0)
+    rooms._send()
+    (person,) = state(server)["people"]
+    assert {about: cell[:2] for about, cell in person["cells"].items()} == {
+        "3.1": ["passed", 1],
+        "3.2": ["not yet", 1],
+        "3.3": ["not yet", 1],
+    }
+    assert "503" not in repr(workshop.room())
 
 
 def test_a_state_is_made_once_a_second(served, monkeypatch):

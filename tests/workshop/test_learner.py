@@ -84,7 +84,7 @@ def test_the_bar_is_html_that_is_kept_without_trust_and_each_cell_has_its_words(
 
 def test_in_chinese(monkeypatch):
     monkeypatch.setenv("LOADERVIZ_LANGUAGE", "zh")
-    assert "你已通过" in repr(Progress([])) and "第 0 课" in Progress([])._repr_html_()
+    assert "您已通过" in repr(Progress([])) and "第 0 课" in Progress([])._repr_html_()
     asked = workshop.recall(3, seed=1)
     assert re.search(r"[\u4e00-\u9fff]", asked.questions[0].question) and "前面课程" in repr(asked)
     assert re.search("对了|正确的是", repr(asked.choose(1, 1)))

@@ -429,7 +429,7 @@ def watch_processes(session: Session, patches: Patches) -> None:
             raise session.refused_elsewhere(NotModelledError(ONE_RANK.format(rank)))
         program = program_of(args)
         if program and not program.startswith(INSTALLED):
-            session.note(NO_GPU.format(program))
+            session.note(NO_GPU.format(Path(program).name))
         begin(process, args, *more, **options)
 
 

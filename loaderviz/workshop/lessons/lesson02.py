@@ -34,13 +34,13 @@ def pin_one(answer: Callable[..., Any], chance: random.Random) -> Score:
     plain, reading = (feed(load, data, FeedConfig(pinned=False, reads=reads)) for reads in (False, True))
     for run in (plain, reading):
         run.must_be_right()
-        large = diagnosis.copies(run.timeline)
-        for copy in large:
+        copies = list(run.timeline.rows(Kind.COPY_H2D))  # labels are pinned; a part of the images may be small
+        for copy in copies:
             if copy.pinned is False:
                 ran = stretch(run.timeline, copy.start, copy.end)
                 raise run.not_yet(say("copy-staged", batch=copy.batch, ran=ran), say("R1"))
-    took = words.duration(max(copy.duration for copy in large))
-    return Score(say("not-staged", count=len(large), took=took), plain.timeline)
+    took = words.duration(max(copy.duration for copy in copies))
+    return Score(say("not-staged", count=len(copies), took=took), plain.timeline)
 
 
 # 2.1

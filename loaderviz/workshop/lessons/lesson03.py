@@ -96,6 +96,7 @@ def go_on(answer: Callable[..., Any], chance: random.Random) -> Score:
             part = say("images-of" if copy.nbytes > diagnosis.SMALL else "labels-of")
             ran = diagnosis.stretch(run.timeline, wait.start, wait.end)
             raise run.not_yet(say("still-waits", part=part, batch=copy.batch, ran=ran), say("both-parts"))
+    plain.must_not_drain(1)  # by a wait for what was copied, as .item() is; the one at the end is that of the check
     return Score(say("went-on", few=FEW), plain.timeline)
 
 
