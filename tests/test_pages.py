@@ -18,11 +18,11 @@ SCREEN, WIDEST = 85, 125  # lines, characters
 
 
 def told(page):
-    """The page as a case, slow where it starts other programs."""
+    """The page as a case, slow where it runs something."""
     text = page.read_text(encoding="utf-8")
     return pytest.param(
         page,
-        marks=[pytest.mark.slow] if "```sh" in text or "DataLoader" in text else [],
+        marks=[pytest.mark.slow] if "```sh" in text or "```python" in text else [],
         id=page.relative_to(ROOT).as_posix(),
     )
 
