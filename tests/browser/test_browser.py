@@ -78,7 +78,7 @@ def test_a_notebook_in_a_folder_of_the_course_is_whole_when_it_is_opened(name, c
 ASKED = [
     "from loaderviz.workshop import break_it, claims, lesson03, predict, quiz\n"
     "guess = predict('Which share is `hidden`?', ['none', 'half of `a<b>`', 'all of it'], 'none')\nguess",
-    "claims.card('cache')",
+    "claims.card('rate')",
     "break_it.deal(1)[0]",
     "quiz.Question(None, 'Who carries them?', ['the host', 'the GPU'], 'the host')",
     "lesson03.overlap",
