@@ -1,6 +1,6 @@
 # make timeline   run the four loaders on MNIST, print the tables, write timelines.html
 # make lab        open the notebooks
-# make test       pass the tests that need no browser, kernel or second Python, in five minutes on two cores
+# make test       pass the tests that need no browser, kernel or second Python, in six minutes on two cores
 # make test-all   pass all of them        make check   style, types, import rules
 # make mutants    the share of small changes of the program that the tests see: make mutants SEED=7 COUNT=100
 # make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
