@@ -416,6 +416,7 @@ def test_a_port_that_is_taken_is_named(capsys):
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT")
 def test_the_command_says_its_address_and_ends_with_ctrl_c():
     command = [sys.executable, "-m", "loaderviz", "room", "--port", "0", "--code", "room42"]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and who it starts, ignore it
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         said = [running.stdout.readline() for _ in range(4)]
         address = said[0].split()[-1]
