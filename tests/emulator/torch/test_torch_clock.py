@@ -223,3 +223,5 @@ def test_what_a_thread_waits_for_is_told_from_other_threads_work(monkeypatch, pr
     alive._native_id, sampler._native_id = PYTHON, SAMPLER
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), alive, sampler])
     assert waiting.since(waiting.read()) == (waited, spun)
+    readings += [host.Reading(7, 7, before, 5), host.Reading(67, 7 + process, after, 5)]
+    assert waiting.since(waiting.read()) == (min(waited, 0), spun)  # it never let go of its core: a hypervisor took it
