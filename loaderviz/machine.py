@@ -175,6 +175,12 @@ def thread_lacked() -> int:
     return 0
 
 
+def switches() -> int:
+    """Return how often this thread let go of its core by itself, as who waits does; -1: the system does not tell."""
+    thread = getattr(resource, "RUSAGE_THREAD", None)  # Linux alone has it
+    return -1 if thread is None else resource.getrusage(thread).ru_nvcsw
+
+
 class Usage(NamedTuple):
     """What a process has used: ns of the processor in other threads, bytes from the disk; and its own thread, in ns.
 

@@ -384,7 +384,7 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
         unit = np.searchsorted(begin_of(timeline, loop.device, loop.spans[steps]), came[last])
     known, unit = np.unique(unit, return_inverse=True)
     held = [np.bincount(unit[group], blame * (whose == each), len(known)) for each in late]
-    often = np.reshape([usually(each, least / len(known)) for each in held], (len(late), len(known)))
+    often = np.reshape([usually(each, (end - start) / len(known)) for each in held], (len(late), len(known)))
     return Lateness(
         (start, end),
         tuple(devices[late].tolist()),
@@ -403,12 +403,13 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
     )
 
 
-def usually(blame: Ints | npt.NDArray[np.float64], least: float) -> npt.NDArray[np.bool_]:
+def usually(blame: Ints | npt.NDArray[np.float64], step: float) -> npt.NDArray[np.bool_]:
     """Return where a rank is late: it holds the others up half as long there as it usually does where that is much.
 
-    Much is `least` [ns], or the mean, if that is less. Usual is the median of these: one very late step hides no other.
+    Much is what is told of a `step` [ns], or the mean, if that is less. Usual is the median of these: one very late
+    step hides no other.
     """
-    much = blame[blame >= min(least, blame.mean())]
+    much = blame[blame >= min(WAITED * step, blame.mean())]
     found: npt.NDArray[np.bool_] = blame >= OFTEN * np.median(much)
     return found
 

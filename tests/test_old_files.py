@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import os
 import re
 import shutil
 from base64 import b64decode
@@ -99,6 +100,14 @@ def test_a_leaderboard_is_read(tmp_path):
     assert [(entry.name, entry.ns) for entry in board.ranking()] == [("Ada", 3_500_000), ("Grace", 4_000_000)]
     assert [entry.ns for entry in capstone.Leaderboard(path, capstone.FILES.name).ranking()] == [9_000_000]
     assert board.entries[0].when.endswith(" UTC") and not board.note and path.read_bytes() == was
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.timeout(30, method="thread")  # which ends what hangs in C, too
+def test_a_pipe_in_the_place_of_a_leaderboard_holds_nobody_up(tmp_path):
+    os.mkfifo(path := tmp_path / "board.sqlite")
+    board = capstone.Leaderboard(path)
+    assert board.entries == [] and board.note
 
 
 @pytest.mark.parametrize("content", [b"", b"SQLite format 3\0" + bytes(200), b"not a row\n"])

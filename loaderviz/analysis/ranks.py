@@ -19,7 +19,6 @@ import numpy as np
 from loaderviz import intervals, words
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import (
-    WAITED,
     Lateness,
     check_timeline,
     collectives,
@@ -423,8 +422,8 @@ class Why:
         fair = ~np.isin(found.device, found.late)
         lonely = np.bincount(found.group, fair, count) == 0
         fair |= lonely[found.group] & ~mine
-        least = WAITED * (found.window[1] - found.window[0]) / found.units
-        here = np.flatnonzero(mine)[usually(found.blame[mine], least)]
+        step = (found.window[1] - found.window[0]) / found.units
+        here = np.flatnonzero(mine)[usually(found.blame[mine], step)]
         others = [np.bincount(found.group, self.spent[:, n] * fair, count) for n in range(len(CAUSES))]
         usual = (others / np.maximum(1, np.bincount(found.group, fair, count)))[:, found.group[here]]
         more = self.spent[here].sum(axis=0) - usual.sum(axis=1)

@@ -27,7 +27,7 @@ from weakref import WeakSet
 from loaderviz.batches import HAND_OUT, loading_lane
 from loaderviz.emulator.hardware import FULL, SECOND, Host, ceil_div
 from loaderviz.errors import LoadervizError
-from loaderviz.machine import COARSE, Carried, fine_time_ns, thread_time_ns, tick
+from loaderviz.machine import COARSE, Carried, fine_time_ns, switches, thread_time_ns, tick
 from loaderviz.stations import SAMPLING
 from loaderviz.timeline import Cause, Kind
 
@@ -152,7 +152,7 @@ class WaitingTime:
                     ran, lacked, _ = file.read().split()
                     threads[int(thread)] = int(ran), int(lacked)
         self.is_exact = bool(threads)
-        return Reading(self.wall(), self._own(), threads, _switches())
+        return Reading(self.wall(), self._own(), threads, switches())
 
     def since(self, before: Reading) -> Waited:
         """Return how long the thread has waited since then."""
@@ -170,14 +170,6 @@ class WaitingTime:
         if now.switches == before.switches >= 0:  # who waits lets go; what else is missing, a hypervisor has taken
             time = min(0, time)
         return Waited(time - min(max(0, time), holding), min(ran, lacked + longest))
-
-
-def _switches() -> int:
-    try:
-        from resource import RUSAGE_THREAD, getrusage
-    except ImportError:  # Linux alone has it
-        return -1
-    return getrusage(RUSAGE_THREAD).ru_nvcsw
 
 
 waiting_time = WaitingTime()

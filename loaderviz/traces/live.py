@@ -238,7 +238,7 @@ class RealRun:
         if self._cuda and torch.cuda.is_available() and ("unknown" in device or "no GPU" in device):
             device = torch.cuda.get_device_name()
         if self._cuda and not missing and len(timeline):
-            notes += untried(device)
+            notes += untried_card(device)
         return Context(
             device,
             "recorded",
@@ -256,7 +256,7 @@ class RealRun:
         )
 
 
-def untried(device: str) -> list[str]:
+def untried_card(device: str) -> list[str]:
     """Return a sentence, once a process, for a card on which nobody has tried to record; else nothing."""
     if device in _told or (device.startswith(_TRIED) and "MIG" not in device):
         return []

@@ -459,6 +459,11 @@ def feed(
     )
 
 
+def fed_twice(answer: Callable[..., Any], data: Data, setting: FeedConfig) -> tuple[LoaderRun, LoaderRun]:
+    """`feed` a loop that never waits, and then one that reads its loss in each step: its host cannot run ahead."""
+    return feed(answer, data, setting), feed(answer, data, replace(setting, reads=True))
+
+
 class CheckLoop:
     """The training loop of the check: looks at each batch, works on it on the GPU, keeps the sums."""
 

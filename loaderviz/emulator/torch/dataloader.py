@@ -99,7 +99,8 @@ class Fetched:
             dataset = dataset.dataset
         batched = not fetcher.auto_collation or bool(getattr(dataset, "__getitems__", None))
         samples = sample_count(indices, data)
-        work = meter.work + meter.taking(len(indices) if fetcher.auto_collation and not batched else 1)
+        given = len(indices) if fetcher.auto_collation else int(indices != ())  # nothing is, where the fetch has failed
+        work = meter.work + meter.taking(min(1, given) if batched else given)
         counted = meter.slept, work, unpriced, *meter.waited
         return cls(data, samples, *counted, batched, meter.files, here=meter.here, place=meter.place)
 
@@ -673,9 +674,9 @@ class Meter(TorchDispatchMode):
 
         A fetch without samples has failed, or is the end of a stream, and pays for none.
         """
-        most = 0 if self.measured or not samples else self.host.fetch_per_sample
+        price = 0 if self.measured or not samples else self.host.fetch_per_sample
         taken, stacked = (max(0, many - TENSORS * samples) for many in (self._taken, self._stacked))
-        return most * taken // TAKES + most * stacked // STACKS
+        return price * taken // TAKES + price * stacked // STACKS
 
     def calibrate(self, block: Callable[[], contextlib.AbstractContextManager[Any]] | None = None) -> None:
         """Find what the emulator takes at each call of torch that it sees, besides what it leaves out by itself.

@@ -615,9 +615,7 @@ def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[
     if CLASS.get(operator.base) == "gather":  # it reads as much of its source as it hands out
         tensors = [*tensors[1:], *made]
     nbytes = sum(tensor.nbytes for tensor in (*tensors, *made) if tensor.layout is torch.strided)
-    if (
-        operator.base == "multinomial"
-    ):  # for each draw it halves the sums of the weights, from one cache line to another
+    if operator.base == "multinomial":  # each draw halves the sums of the weights, from one cache line to another
         nbytes += result.numel() * args[0].shape[-1].bit_length() * CACHE_LINE
     counter = flop_registry.get(operator.packet) if operator.multiplies else None
     return nbytes, int(counter(*args, **kwargs, out_val=result)) if counter else 0

@@ -311,6 +311,8 @@ class Leaderboard:
 def _former(path: Path, world: str) -> list[LeaderboardEntry] | None:
     """Return the runs in a leaderboard of version 0.1, an SQLite file that is only read; None for anything else."""
     rows = "select name, ns, at from runs where world = ? order by rowid"
+    if not path.is_file():  # SQLite would wait for who writes into a pipe
+        return None
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
             runs = file.execute(rows, [world]).fetchall()

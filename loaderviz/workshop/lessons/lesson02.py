@@ -14,7 +14,7 @@ from loaderviz.timeline import Kind, Timeline
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import stretch
 from loaderviz.workshop.exercises import Score, check_of, say, shipped
-from loaderviz.workshop.harness import Data, FeedConfig, feed
+from loaderviz.workshop.harness import Data, FeedConfig, fed_twice, feed
 
 FEW, EPOCHS, BATCHES = 8, 5, 16
 HELD = 6  # batches whose memory may be held on the GPU at a time: fewer than there are
@@ -31,7 +31,7 @@ def pin_one(answer: Callable[..., Any], chance: random.Random) -> Score:
             yield answer(images), labels.pin_memory().to("cuda")
 
     data = Data.random([harness.SAMPLES] * FEW, chance)
-    plain, reading = (feed(load, data, FeedConfig(pinned=False, reads=reads)) for reads in (False, True))
+    plain, reading = fed_twice(load, data, FeedConfig(pinned=False))
     for run in (plain, reading):
         run.must_be_right()
         copies = list(run.timeline.rows(Kind.COPY_H2D))  # labels are pinned; a part of the images may be small
@@ -82,7 +82,7 @@ def let_pin(answer: Callable[..., Any], chance: random.Random) -> Score:
         for images, labels in answer(TensorDataset(data.images, data.labels)):
             yield images.to("cuda", non_blocking=True), labels.to("cuda", non_blocking=True)
 
-    plain, reading = (feed(load, data, FeedConfig(reads=reads)) for reads in (False, True))
+    plain, reading = fed_twice(load, data, FeedConfig())
     for run in (plain, reading):
         run.must_be_right()
         large = diagnosis.copies(run.timeline)

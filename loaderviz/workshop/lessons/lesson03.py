@@ -13,7 +13,7 @@ from loaderviz.loaders.base import prefetching
 from loaderviz.timeline import Kind
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.exercises import NotYet, Score, check_of, say
-from loaderviz.workshop.harness import Data, FeedConfig, feed
+from loaderviz.workshop.harness import Data, FeedConfig, fed_twice, feed
 
 BATCHES, FEW = 32, 8
 UNEVEN = (64, 64, 64, 256) * 5  # every fourth batch is four times as large
@@ -82,7 +82,7 @@ def judged_again(score: Score, judge: Callable[[], Score]) -> Score:
 def go_on(answer: Callable[..., Any], chance: random.Random) -> Score:
     """Let the learner copy without a wait of the host; in a loop that never waits, and in one that reads its loss."""
     data = Data.random([harness.SAMPLES] * FEW, chance)
-    plain, reading = (feed(answer, data, FeedConfig(reads=reads)) for reads in (False, True))
+    plain, reading = fed_twice(answer, data, FeedConfig())
     for run in (plain, reading):
         run.must_be_right()
         waits = {}
@@ -117,7 +117,7 @@ def leave(answer: Callable[..., Any], chance: random.Random) -> Score:
             yield copied, labels.to("cuda", non_blocking=True)
 
     data = Data.random([harness.SAMPLES] * FEW, chance)
-    plain, reading = (feed(load, data, FeedConfig(reads=reads)) for reads in (False, True))
+    plain, reading = fed_twice(load, data, FeedConfig())
     for run in (plain, reading):
         _must_be_in_side(run)
     return Score(say("left", few=FEW), plain.timeline)

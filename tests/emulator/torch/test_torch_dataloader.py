@@ -587,6 +587,28 @@ def test_workers_leave_with_the_error_that_one_of_them_sent(on, pin_memory, make
             assert not multiprocessing.active_children()
 
 
+class Whole(Dataset):
+    """It gives all samples of a batch at once, and fails after many views."""
+
+    table = torch.zeros(400, 2)
+
+    def __len__(self):
+        return 8
+
+    def __getitems__(self, indices):
+        raise IndexError(f"there is no row {len([self.table[row] for row in range(400)])}")
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": None}])
+def test_a_fetch_that_fails_pays_for_nothing_that_it_took_however_its_samples_are_asked_for(options):
+    with lv.record(on="a100") as recording, pytest.raises(IndexError):
+        list(DataLoader(Whole(), **options))
+    assert recording.timeline.where(Kind.FETCH).sum() == 0
+
+
 class Rows:
     """A batch of a class that torch does not know."""
 
