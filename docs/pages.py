@@ -91,7 +91,8 @@ def commanded(code: str, *, fails: bool) -> str:
             (Path(tools) / name).chmod(0o755)
         way = os.pathsep.join([tools, os.environ["PATH"]])
         python = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"PATH": way, "PYTHONPATH": python, "PYTHONWARNINGS": "ignore"}
+        environment = os.environ | {"PATH": way, "PYTHONPATH": python, "PYTHONWARNINGS": "ignore", "COLUMNS": "80"}
+        environment.pop("CI", None)  # with which pytest and others print more, on CI's own machines alone
         done = subprocess.run(
             ["bash", "-ec", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
