@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import io
 import itertools
 import re
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import loaderviz as lv
 from loaderviz import experiment, intervals
 from loaderviz.analysis import Gain
-from loaderviz.analysis.advice import CANNOT_PAY, Advice, Finding, _order, verdict
+from loaderviz.analysis.advice import CANNOT_PAY, TAKES_FOREACH, Advice, Finding, _order, verdict
 from loaderviz.analysis.evidence import Evidence
 from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.what_if import LoopModel, host_of
@@ -1500,6 +1501,7 @@ def test_float64_is_twice_the_bytes_that_are_needed(dtype, is_wide):
         (torch.optim.Adam, False, "Adam(..., foreach=True)"),
         (torch.optim.SGD, False, "SGD(..., foreach=True)"),
         (torch.optim.Adam, True, ""),
+        (type("FusedAdam", (torch.optim.Adam,), {}), False, "# FusedAdam goes through its parameters one by one"),
     ],
 )
 def test_an_optimizer_that_takes_parameters_one_by_one_is_told_to_take_them_at_once(kind, foreach, change):
@@ -1513,6 +1515,12 @@ def test_an_optimizer_that_takes_parameters_one_by_one_is_told_to_take_them_at_o
     found = next(each for each in lv.advise(trained(step, DataLoader(rows_of(), 256))) if each.kind == "host-bound")
     assert ("one by one" in found.evidence) == ("foreach=True" in found.change) == bool(change)
     assert change in found.change
+
+
+def test_the_optimizers_that_take_all_parameters_at_once_are_torchs():
+    kinds = {name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    takes = {name for name, kind in kinds.items() if "foreach" in inspect.signature(kind).parameters}
+    assert takes <= TAKES_FOREACH  # older versions of torch have fewer
 
 
 def test_a_loop_over_tensors_is_told_torchs_call_for_all_of_them():

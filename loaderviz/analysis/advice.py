@@ -981,6 +981,11 @@ ONE_BY_ONE = {  # operators that torch has for lists of tensors, too
 SINGLY, PART = 16, 0.1  # such calls a step, and of all kernels, from which they are named
 OPTIMIZER = -2  # stands for the lines of all optimizers
 FOREACH = "optimizer = {name}(..., foreach=True)  # or fused=True: all parameters at once"
+# Of torch.optim; a name that a library gave its own, such as apex' FusedAdam, may take no such value.
+TAKES_FOREACH = frozenset(
+    ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+)
+NO_FOREACH = "# {name} goes through its parameters one by one; torch.optim's optimizers take foreach=True: all at once"
 AT_ONCE = "torch._foreach_{name}(tensors, ...)  # in place of a loop over tensors: all of them at once"
 REPLAY = (
     "with torch.cuda.graph(graph): loss = step(x, y)  # once; then x.copy_(batch) and graph.replay() in each step\n"
@@ -1034,7 +1039,8 @@ def _one_by_one(facts: Evidence, kernels: int) -> tuple[str, str]:
     if where_most != OPTIMIZER:
         return seen, AT_ONCE.format(name=most[0][0])
     steps_of = Counter(timeline.names[name] for name in timeline.name[optimizing].tolist()).most_common(1)[0][0]
-    return seen, FOREACH.format(name=steps_of.partition("#")[2].partition(".")[0])
+    name = steps_of.partition("#")[2].partition(".")[0]
+    return seen, (FOREACH if name in TAKES_FOREACH else NO_FOREACH).format(name=name)
 
 
 def host_bound(facts: Evidence) -> Found:
