@@ -292,17 +292,18 @@ assert 0.8 < (steps["resident"] - steps["prefetch"]) / gather.time < 1.2
 #
 # Asks: how do I read the picture?
 #
-# Idea: The picture: one colour is one batch; look for different colours at the same time.
+# Idea: In the picture, one colour is one batch. Look for different colours at the same time.
 #
 # Exercises: 0.a (1), 0.1 (5)
 #
-# * **Say:** "A row is a place, time goes to the right, a colour is a batch. In a good picture the rows have different
-#   colours at the same time."
-# * **Stuck:** people divide by the copy, or return `copy_share`, which counts the hidden part too.
-# * **If asked for two numbers of the table:** the *limit* is the longer one of two times, all computing or all copies.
-#   The *headroom* says how many times as long the loop takes now.
-# * **If asked "is this real?":** the values are (the loss is that of the CPU, bit for bit), the order of things is, the
-#   microseconds are a model's. `recorded` against `emulated` comes in lesson 7.
+# * **Say:** "A row is a place, time goes to the right, and a colour is a batch. In a good picture the rows have
+#   different colours at the same time."
+# * **Stuck:** people divide by the time of the copy. Or they return `copy_share`, which counts the hidden part of the
+#   copy, too.
+# * **If asked for two numbers of the table:** the *limit* is the longer one of two times: the time of all computing,
+#   and the time of all copies. The *headroom* says how many times as long as the limit the loop takes now.
+# * **If asked "is this real?":** the values are real: the loss is that of the CPU, bit for bit. The order of things is
+#   real, too. The microseconds come from a model. Lesson 7 puts `recorded` beside `emulated`.
 
 # %% [markdown] tags=["answers"]
 # ## 0. Start here

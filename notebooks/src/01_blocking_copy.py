@@ -343,10 +343,10 @@ assert launch_ms * 10 < whole_ms <= item_ms
 # Exercises: 1.a (1), 1.1 (8), 1.b (1), 1.2 (5)
 #
 # * **Say:** "Two machines that wait for each other are one slow machine."
-# * **Stuck:** in 1.1 nearly everybody forgets the first synchronise. The check says "the GPU did earlier work, and you
-#   timed that, too". In 1.2: `images.float().to("cuda")` converts on the host.
-# * **More, if asked:** in the labels, few bytes, a copy is nearly all start time (R22). The thin bars in the stream
-#   are the copies once more: they stand in that queue.
+# * **Stuck:** in 1.1 nearly everybody forgets the first synchronise. The check then says "the GPU did earlier work, and
+#   you timed that, too". In 1.2 people write `images.float().to("cuda")`, which converts on the host.
+# * **More, if asked:** the labels have few bytes, so their copy is nearly all start time (R22). The thin bars in the
+#   stream are the same copies once more, because the copies stand in that queue.
 # * **Ask:** "`.item()` is slow. What does it do all that time?" It waits for work that was queued before (R25).
 
 # %% [markdown] tags=["answers"]

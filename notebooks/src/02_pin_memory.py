@@ -372,17 +372,18 @@ assert {row.lane.role for row in from_loader.rows()} == {"main", "worker", "pin"
 #
 # Asks: what does it change?
 #
-# Idea: It makes copies faster and overlap possible. It makes no overlap.
+# Idea: Pinned memory makes copies faster and overlap possible. By itself it makes no overlap.
 #
 # Exercises: 2.a (1), 2.1 (6), 2.b (1), 2.2 (6)
 #
 # * **Say:** "The GPU's copy engine can only read memory that cannot move away. For other memory somebody must carry
 #   each byte to such a place first, and that somebody is your main thread."
-# * **Stuck:** in 2.1 people keep the batches on the GPU. The check says how many bytes were copied; the task says that
-#   the data do not fit there.
+# * **Stuck:** in 2.1 people keep the batches on the GPU. The check then says how many bytes were copied. The task says
+#   that the data do not fit on the GPU.
 # * **If asked:** PyTorch keeps pinned memory in blocks whose sizes are powers of two, so a pinned batch can take twice
-#   its bytes (R39). A worker cannot pin: it is another process, and the memory would be pinned for that one. Without
-#   workers the loop itself pins. A profiler shows what was lost as a "Pageable" copy.
+#   its bytes (R39). A worker cannot pin a batch for the main process, because memory is pinned for one process only,
+#   and the worker is another one. Without workers the loop itself pins. If a batch has lost its pinning, a profiler
+#   shows its copy as "Pageable".
 
 # %% [markdown] tags=["answers"]
 # ## 2. Pinned memory

@@ -445,21 +445,23 @@ assert {row.batch for row in overlapped.rows() if row.kind.name == "COPY_H2D"} =
 #
 # Asks: what hides a copy?
 #
-# Idea: Pinned, `non_blocking`, a stream of its own, and one wait in the right place.
+# Idea: A hidden copy needs pinned memory, `non_blocking`, a stream of its own, and one wait in the right place.
 #
 # Exercises: 3.a (1), 3.b (1), 3.0 (4), 3.c (2), 3.1 (15), 3.2 (10), 3.3 (8)
 #
 # * **Say:** "Three conditions: pinned, `non_blocking`, another stream. And one duty: who reads must wait for the copy."
-# * **Stuck:** 3.1 has four classic first tries, and the check names each: the wait for the next copy before this step
-#   is queued (nothing overlaps); the copy queued after the step (too late); no `record_stream` (`early-reuse`); the
-#   last batch forgotten. The first two look right as long as nobody reads the loss: then the host runs ahead of the GPU
-#   by itself. So 3.1 and 3.2 are judged a second time, in a loop with `.item()` in each step. Draw two lines for two
-#   streams on the board and let them put arrows.
-# * **If nothing is won:** with batches of 64 the host is the slowest part, and the calls for the side stream are more
-#   work for it. First look at what the GPU waits for (lesson 1).
-# * **If asked:** `wait_stream` and `wait_event` do not stop the host: they put a note into the queue. Labels have no
-#   `nan`: a forgotten wait leaves the largest number in them, and `cross_entropy` refuses it.
-# * **Ask:** "`wait_event` returns at once. Who waits?" The stream, not the host.
+# * **Stuck:** 3.1 has four classic first tries, and the check names each of them. First, the loop waits for the next
+#   copy before this step is queued, so nothing overlaps. Second, the copy is queued after the step, which is too late.
+#   Third, `record_stream` is missing (`early-reuse`). Fourth, the last batch is forgotten. The first two look right as
+#   long as nobody reads the loss, because the host then runs ahead of the GPU by itself. So 3.1 and 3.2 are judged a
+#   second time, in a loop with `.item()` in each step. Draw two lines for the two streams on the board, and let people
+#   add the arrows.
+# * **If nothing is won:** with batches of 64 the host is the slowest part, and the calls for the side stream give it
+#   more work. First look at what the GPU waits for (lesson 1).
+# * **If asked:** `wait_stream` and `wait_event` do not stop the host. They put a note into the queue. Labels are whole
+#   numbers, so they cannot be `nan`. A forgotten wait leaves the largest number in them, and `cross_entropy` refuses
+#   it.
+# * **Ask:** "`wait_event` returns at once. Who waits?" The stream waits, and not the host.
 
 # %% [markdown] tags=["answers"]
 # ## 3. Non-blocking copies and prefetch

@@ -387,17 +387,19 @@ assert runs["batches"].step < runs["samples"].step < 1.1 * runs["batches"].step
 #
 # Asks: why carry it in every epoch?
 #
-# Idea: The fastest copy is none; but shuffle samples, not slices.
+# Idea: The fastest copy is no copy. Shuffle samples, and not slices.
 #
 # Exercises: 4.a (1), 4.1 (8), 4.2 (8), 4.3 (6)
 #
 # * **Say:** "We spent three lessons hiding a copy. Now we stop copying."
-# * **Stuck:** in 4.1 `images[rows]` with `rows` on the host: the lesson shows what it costs (a copy and a wait for each
-#   use, R46), and the check names it. In 4.2 people seed the global generator.
-# * **If asked:** `"blocks"` shuffles short pieces of neighbours; `ResidentLoader(..., method="permute")` makes one
-#   gather an epoch. A gather makes a copy, so it may be changed in place; where `ResidentLoader` hands out slices, it
-#   notices a change and raises an error. A low utilisation curve means that the GPU waits; it does not say for what.
-# * **Ask:** "The utilisation is at 100 %. Are we done?" No: it says that some kernel runs, not that it runs well.
+# * **Stuck:** in 4.1 people write `images[rows]` with `rows` on the host. The lesson shows what that costs, a copy and
+#   a wait for each use (R46), and the check names it. In 4.2 people seed the global generator.
+# * **If asked:** `"blocks"` shuffles short pieces of neighbours. `ResidentLoader(..., method="permute")` makes one
+#   gather in each epoch. A gather makes a copy, so you may change it in place. Where `ResidentLoader` hands out slices
+#   instead, it notices such a change and raises an error. A low utilisation curve means that the GPU waits. It does not
+#   say what the GPU waits for.
+# * **Ask:** "The utilisation is at 100 %. Are we done?" No: it says that some kernel runs, and not that the kernel runs
+#   well.
 
 # %% [markdown] tags=["answers"]
 # ## 4. The data set on the GPU

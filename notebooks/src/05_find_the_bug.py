@@ -325,20 +325,22 @@ assert len({break_it.found(card.trial) for card in cards}) > 2
 #
 # Asks: which loader is wrong?
 #
-# Idea: Right numbers are no proof; an order between two accesses is.
+# Idea: Right numbers do not prove that a loader is right. An order between two accesses does.
 #
 # Exercises: 5.1 (6), 5.2 (6), 5.3 (5)
 #
 # * **Say:** "Read like a reviewer. For each pair of accesses: what makes sure that one is over before the other
-#   begins?" Show all six with `show_code(*suspects.LOADERS.values())`, ten minutes in pairs, then vote, then run. Four
-#   are wrong.
-# * **Stuck:** `torch.cuda.synchronize()` everywhere removes the hazards and the overlap; the target refuses that.
-# * **On a real GPU** an `early-read` is now and then an old batch, an `early-reuse` a loss that jumps once a day; with
-#   an `early-refill` some batches come twice and others never; an `early-host-read` is right in the debugger.
-# * **A game for the room:** each pair breaks loader B so that it looks right: on a lucky day all its numbers are. It
-#   reads its code aloud, the room votes, the detector judges. A wrong vote is a point for the pair, a right one for the
-#   room: `room = break_it.Room()`, `room.hand_in("Ada and Bo", their_loader)`,
-#   `room.vote("Ada and Bo", {"early-read": 3, "nothing": 8})`, `room.judge()`.
+#   begins?" Show all six loaders with `show_code(*suspects.LOADERS.values())`. Let people read in pairs for ten
+#   minutes. Then they vote, and then you run the loaders. Four are wrong.
+# * **Stuck:** people put `torch.cuda.synchronize()` everywhere. That removes the hazards, but it also removes the
+#   overlap, so the target refuses it.
+# * **On a real GPU** an `early-read` reads an old batch now and then. An `early-reuse` is a loss that jumps once a day.
+#   With an `early-refill` some batches come twice and others never. An `early-host-read` is right in the debugger.
+# * **A game for the room:** each pair breaks loader B so that it still looks right: on a lucky day all its numbers are
+#   right. The pair reads its code aloud, the room votes, and the detector judges. A wrong vote is a point for the pair,
+#   and a right vote is a point for the room. These are the calls: `room = break_it.Room()`,
+#   `room.hand_in("Ada and Bo", their_loader)`, `room.vote("Ada and Bo", {"early-read": 3, "nothing": 8})`,
+#   `room.judge()`.
 
 # %% [markdown] tags=["answers"]
 # ## 5. Find the bug

@@ -293,18 +293,19 @@ assert late - 10**6 > max(span.end for span in irregular[2].rows() if span.kind.
 # Exercises: 6.0 (2), 6.1 (5), 6.2 (10)
 #
 # * **Say:** "Read, pin, copy, compute: a factory line. Find the slowest station. Everything else is decoration."
-# * **Stuck:** in 6.0 people add the stations, and the check says so. In 6.1 they forget the pin thread, or round down.
-#   In 6.2 they add workers first; eight are refused, since the machine of the task has four cores. A class written in
-#   the notebook cannot go to a worker on macOS and Windows (see [below](#when-something-goes-wrong)); the solution
-#   needs none.
-# * **The picture to dwell on:** the irregular run. One worker late, the other one ready, the main thread waits:
-#   head-of-line blocking. And the GPU is idle with two batches in its memory, because this prefetcher asks for the next
-#   batch before it hands one out.
-# * **The pin thread:** with the faster GPU of "Try" it becomes the slowest station (R43, R45). More workers do not
-#   help it; fewer bytes (`uint8`) do.
-# * **Be honest:** the emulated host has eight cores. On small machines workers often lose on data in memory: to send a
-#   batch from process to process can cost more than it saves. Without `persistent_workers=True` each epoch starts new
-#   processes, and up to `num_workers * prefetch_factor` batches lie in host memory.
+# * **Stuck:** in 6.0 people add up the stations, and the check says so. In 6.1 they forget the pin thread, or they
+#   round down. In 6.2 they add workers first. Eight workers are refused, because the machine of the task has four
+#   cores. On macOS and Windows a class that was written in the notebook cannot go to a worker (see
+#   [below](#when-something-goes-wrong)). The solution needs no such class.
+# * **The picture to dwell on:** the irregular run. One worker is late, the other one is ready, and the main thread
+#   waits: this is head-of-line blocking. The GPU is idle with two batches in its memory, because this prefetcher asks
+#   for the next batch before it hands one out.
+# * **The pin thread:** with the faster GPU of "Try" it becomes the slowest station (R43, R45). More workers do not help
+#   it. Fewer bytes (`uint8`) help it.
+# * **Be honest:** the emulated host has eight cores. On small machines workers often make a loop slower if its data are
+#   in memory, because it can cost more to send a batch from process to process than the workers save. Without
+#   `persistent_workers=True` each epoch starts new processes. Up to `num_workers * prefetch_factor` batches lie in host
+#   memory.
 
 # %% [markdown] tags=["answers"]
 # ## 6. Workers

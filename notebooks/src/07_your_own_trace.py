@@ -270,9 +270,9 @@ assert lesson06.stations(recorded)["fetch"] >= 256 * 48_000
 # Exercises: 7.1 (8), 7.2 (8)
 #
 # * **Say:** "A trace without its notes is a rumour. What is missing, how fine is the clock, which part is it?"
-# * **Stuck:** in 7.1 overlapping kernels are taken away twice. In 7.2 `host_blocked["waiting for data"]` is large in
-#   the healthy training, too: the loop runs ahead and waits, and it costs nothing.
-# * **The AlexNet trace** under "Try" is nearly all start: `trace.between(start, end)` cuts out what was meant.
+# * **Stuck:** in 7.1 people subtract overlapping kernels twice. In 7.2 `host_blocked["waiting for data"]` is large in
+#   the healthy training, too. There the loop runs ahead and waits, which costs nothing.
+# * **The AlexNet trace** under "Try" is nearly all start. `trace.between(start, end)` cuts out the part that was meant.
 # * **Bring** a trace of your own group. It makes the best twenty minutes of the day.
 
 # %% [markdown] tags=["answers"]

@@ -374,18 +374,19 @@ assert max(rung.right for rung in capstone.ladder.rungs.values()) < 0.1 + min(
 # Exercises: 8.0 (2), 8.1 (25)
 #
 # * **Say:** "Change one thing. Predict what it will win. Check. Look at the ladder."
-# * **Two other worlds, for home:** in 8.2 the data set does not fit on the GPU, in 8.3 files are slow and pictures are
-#   flipped. The line that wins 8.1 is refused in both. Four points each: time, memory, honesty, and the reason
-#   (`check(load, reason="compute")`); each world has its leaderboard.
-# * **One board for all:** set `LOADERVIZ_ROOM=/a/shared/folder` before the notebooks are started;
-#   `capstone.race.check(load, name="Ada")` chooses the name there. `capstone.leaderboard(world="larger")` and
+# * **Two other worlds, for home:** in 8.2 the data set does not fit on the GPU. In 8.3 files are slow and pictures are
+#   flipped. Both refuse the line that wins 8.1. In each world there are four points: for the time, the memory, honesty,
+#   and the reason (`check(load, reason="compute")`). Each world has a leaderboard of its own.
+# * **One board for all:** set `LOADERVIZ_ROOM=/a/shared/folder` before the notebooks are started.
+#   `capstone.race.check(load, name="Ada")` chooses the name on the board. `capstone.leaderboard(world="larger")` and
 #   `world="files"` are the other two boards.
 # * **The last column of the ladder:** all rungs train the same network equally well. A faster loader that trains a
 #   worse network has not won.
 # * **Spoil it:** hand out the same order in each epoch, or labels that are shifted by one. What does the check say?
-# * **Stuck:** "each epoch in the same order" and "labels shifted" are refused; the ladder shows the accuracy beside it.
-#   A check that says "not yet" names the largest part of the idle time first, and then the longest gap, which is often
-#   the start. The shares of right digits differ by a few hundredths from run to run: each run has other digits.
+# * **Stuck:** the check refuses "each epoch in the same order" and "labels shifted". The ladder shows the accuracy
+#   beside it. A check that says "not yet" first names the largest part of the idle time. Then it names the longest gap,
+#   which is often the start. The shares of right digits differ by a few hundredths from run to run, because each run
+#   has other digits.
 
 # %% [markdown] tags=["answers"]
 # ## 8. Capstone

@@ -225,15 +225,16 @@ assert of_copies == 1 and set(causes) == set("12345")
 #
 # Asks: is it true?
 #
-# Idea: A claim about speed has a range; an experiment finds it.
+# Idea: A claim about speed is true in a range. An experiment finds the range.
 #
 # Exercises: 9.1 (10)
 #
 # * **Say:** "Somebody saw this, once, on one machine. Where is it true?"
-# * **Stuck:** people forget to pass `workers` on, and are right until a case has none.
-# * **The programs:** all five articles write about copies. Let the room vote what costs most before the table is there.
-# * **More sentences:** docs/claims.md has them with their experiments. Ask for a sentence that somebody has read
-#   himself, and write its experiment together.
+# * **Stuck:** people forget to pass `workers` on. Their experiment is right until a case has no workers.
+# * **The programs:** all five articles write about copies. Let the room vote on what costs most before you show the
+#   table.
+# * **More sentences:** docs/claims.md has more sentences with their experiments. Ask for a sentence that somebody in
+#   the room has read, and write its experiment together.
 
 # %% [markdown] tags=["answers"]
 # ## 9. What the articles say

@@ -337,15 +337,15 @@ assert unseen.hazards == [] and len(alarm.hazards) == 1
 #
 # Asks: what else is there?
 #
-# Idea: Graphs, chunks, augmentation, Nsight, what a detector misses; in no plan.
+# Idea: Graphs, chunks, augmentation, Nsight, and what a detector misses. This lesson is in no plan.
 #
 # Exercises: –
 #
-# * **A `needless-wait`** is only true for one run: if what the code does depends on the data, look at the other cases
+# * **A `needless-wait`** is only true for one run. If what the code does depends on the data, look at the other cases
 #   before you take a wait out.
 # * **Say:** "Before you hide a copy, say how long it is."
-# * **Stuck:** a graph replays addresses, not Python. Whoever makes a new tensor for each batch computes on the first
-#   one.
+# * **Stuck:** a graph replays addresses, and not Python. If you make a new tensor for each batch, the graph still
+#   computes on the first one.
 
 # %% [markdown] tags=["answers"]
 # ## 10. Extras
