@@ -818,9 +818,9 @@ def summarize(
 ) -> Summary:
     """Return the Summary of a timeline, or of the part between `window = (start, end)` [ns, as in `timeline.start`].
 
-    Without a window it is about the steady state (see `Loop`); a window is taken as it is. `samples` is the
-    number of samples in the window, if the timeline cannot know it. Raises `NotATimelineError` for anything but a
-    Timeline, `MetricsError` for a window or device that makes no sense.
+    Without a window the summary is about the steady state (see `Loop`). A window is taken as it is. `samples` is the
+    number of samples in the window; give it where the timeline cannot know it. Raises `NotATimelineError` for anything
+    but a Timeline, and `MetricsError` for a window or a device that makes no sense.
 
     >>> round(loaderviz.summarize(timeline).headroom, 2)  # the loop takes 2.05x the time of its longest engine
     2.05

@@ -1329,13 +1329,17 @@ BESIDE = workers_grow, cold_cache, uneven_steps, outlier_fetch, start_up
 
 
 def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: int | None = None) -> Advice:
-    """Return what could be gained and by which change, in the order to make them; one finding says so if nothing.
+    """Return findings: what each change could gain, in the order to make them. If nothing can be gained, one says so.
 
-    The largest gain comes first, but a change of the whole program after others that gain half as much, or a tenth.
-    Judged is the steady state, as in a summary (without steps, from the GPU's first work to its last), or
-    `window = (start, end)` [ns, as in `timeline.start`]; of several devices the one that the others wait for, else the
-    one that works longest, or `device`. Findings worth less than 3 % are left out. Raises `NotATimelineError` for
-    anything but a Timeline, `MetricsError` for a window or device that makes no sense.
+    The change with the largest gain comes first. A change of the whole program comes after others that gain at least
+    half as much, or a tenth of the time. Findings worth less than 3 % are left out.
+
+    The advice is about the steady state, as a summary is (in a timeline without steps: from the GPU's first work to
+    its last), or about `window = (start, end)` [ns, as in `timeline.start`]. Of several devices it is about the one
+    that the others wait for, else the one that works longest, or about `device`.
+
+    Raises `NotATimelineError` for anything but a Timeline, and `MetricsError` for a window or a device that makes no
+    sense.
 
     >>> advice = loaderviz.advise(timeline)
     >>> print(advice[0].change)

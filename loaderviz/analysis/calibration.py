@@ -44,8 +44,8 @@ def calibrate(trace: str | Path, on: str | None = None, host: str = "workstation
 def calibrate(trace: str | Path | None = None, on: str | None = None, host: str = "workstation") -> Host | Calibration:
     """Return this machine as a `Host`, measured; or, of a trace, the GPU and the host that it shows.
 
-    `host` is the preset of what is not measured. A trace is one of torch.profiler with record_shapes=True; then `on` is
-    the GPU preset of what it does not show (default: the card that it names, else "a100").
+    The preset `host` gives what is not measured. A trace must come from torch.profiler with record_shapes=True. The
+    preset `on` then gives what the trace does not show of the GPU (default: the card that it names, else "a100").
 
     Raises `UnknownHardwareError` for a name that is no preset, `ValidationError` for a trace without kernels.
     """

@@ -55,10 +55,10 @@ class RankNumbers:
 def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = None) -> RankTable:
     """Return hundreds of ranks beside each other, and the timeline of the telling ones: late, or fastest and slowest.
 
-    `path`, `executor` and `steps` are those of `loaderviz.read`. Of each file some kilobytes are kept, so that each
-    process needs the memory of one rank; the telling ones are read again, whole or the `steps` of them. Kernels, copies
-    and loading of a rank are those of its own steady state. Raises as `loaderviz.read` does, and `TraceError` for fewer
-    than two ranks.
+    `path`, `executor` and `steps` mean what they mean to `loaderviz.read`. Some kilobytes are kept of each file, so a
+    process needs the memory of one rank. The telling ranks are read again: whole, or the `steps` of them. Kernels,
+    copies and loading of a rank are those of its own steady state. Raises what `loaderviz.read` raises, and
+    `TraceError` for fewer than two ranks.
 
     >>> table = loaderviz.ranks("run/")
     >>> table.late[0].row.rank, table.late[0].cause

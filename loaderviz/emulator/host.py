@@ -44,9 +44,10 @@ class CostsError(LoadervizError, ValueError):
 class costs:
     """Say what the Python in a `with` block costs, whatever it takes on this machine.
 
-    It takes a processor for `seconds`, and waits for `waits` seconds, as for a disk or a network, without one. So a
-    recording with a named host is the same everywhere. Operators of torch in the block cost what they always do.
-    Outside a recording, and on a real GPU, it does nothing. Raises `CostsError` for a time that is negative or none.
+    The block takes a processor for `seconds`. It then waits for `waits` seconds without a processor, as for a disk or a
+    network. So a recording with a named host is the same everywhere. Operators of torch in the block cost what they
+    always do. Outside a recording, and on a real GPU, `costs` does nothing. Raises `CostsError` for a negative time and
+    for a value that is no time.
 
     >>> with loaderviz.record(on="t4", host="laptop") as recording:
     ...     with loaderviz.costs(2e-3, waits=1e-3):  # a sample's, measured once on the machine that counts

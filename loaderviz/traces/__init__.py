@@ -57,26 +57,28 @@ def read(
     steps: slice | None = None,
     window: tuple[int, int] | None = None,
 ) -> Timeline:
-    """Return the Timeline of a trace file, of several with one rank each, or of those `ranks` alone.
+    """Return the Timeline of a trace file, of several files with one rank each, or of some of their `ranks`.
 
-    Several are those of a folder and its folders, of a pattern such as "run/rank?.json", of a zip or tar archive, or a
-    list; an open file is read as it is. What is no trace in a folder or archive is left out, and noted. The `map` of an
-    `executor`, such as a `concurrent.futures.ProcessPoolExecutor`, reads the files; without one they are read in turn.
+    Several files are those of a folder and its folders, of a pattern such as "run/rank?.json", of an archive (zip, tar)
+    or of a list. An open file is read as it is. A file in a folder or archive that is no trace is left out, and a note
+    says so. The `map` of an `executor`, such as a `concurrent.futures.ProcessPoolExecutor`, reads the files. Without an
+    executor they are read one after the other.
 
-    Read are torch.profiler (Kineto) JSON of 2021 to today, plain or gzip, of CUDA, ROCm, XPU, MTIA or the CPU alone;
-    Nsight Systems SQLite exports; and what `export.to_chrome_trace` and `Timeline.save` wrote, which comes back equal.
-    Times are integer ns, time 0 is the first event. Steps that nothing marks (`ProfilerStep#3`, "batch 3") are counted
-    by `DataLoader.__next__`, else by `optimizer.step()`, and a note says so. Several ranks are aligned by the clock
-    that their files tell. What is damaged, missing or left out is told in `timeline.context.notes`.
+    The function reads JSON of torch.profiler (Kineto) of 2021 to today, plain or gzip, of CUDA, ROCm, XPU, MTIA or the
+    CPU alone. It reads SQLite exports of Nsight Systems. It reads what `export.to_chrome_trace` and `Timeline.save`
+    wrote, and gives back an equal timeline. Times are integer ns, and time 0 is the first event. If nothing marks the
+    steps (`ProfilerStep#3`, "batch 3"), they are counted by `DataLoader.__next__`, else by `optimizer.step()`, and a
+    note says so. Several ranks are aligned by the clocks in their files. `timeline.context.notes` says what is
+    damaged, missing or left out.
 
-    Of a large file a part is enough: `steps=slice(3, 6)` takes its steps 3 to 5, marked or counted, and
-    `window=(start, end)` what the host begins between these times [ns from the first event]; both with the work of the
-    GPU launched there. The rest becomes no span; what is read can be written with `export.to_chrome_trace`.
+    A part of a large file may be enough. `steps=slice(3, 6)` takes the steps 3 to 5, marked or counted.
+    `window=(start, end)` takes what the host begins between these times [ns from the first event]. Both include work
+    of the GPU that is launched there. The rest becomes no span. `export.to_chrome_trace` writes the part to a file.
 
     Raises `TraceError` for a file that is no trace (the message says what it looks like), that has no event which can
-    be drawn, or that is hostile, where no file is of one of the `ranks`, and where a file has none of the `steps` or no
-    event in the `window`; `NoFileError`, a FileNotFoundError, when there is none, another OSError when it cannot be
-    opened, TypeError for arguments of other types.
+    be drawn, or that is hostile. It is also raised where no file belongs to one of the `ranks`, and where a file has
+    none of the `steps` or no event in the `window`. Raises `NoFileError`, a FileNotFoundError, where there is no file,
+    another OSError where it cannot be opened, and TypeError for arguments of other types.
 
     >>> loaderviz.summarize(loaderviz.read("trace.json")).step  # ns
     1831043.0

@@ -132,8 +132,8 @@ def compare(
 ) -> Comparison:
     """Return several timelines side by side; the options are those of `View`, such as `color="kind"`.
 
-    Each has one row, what its GPU does, so that they are seen at once; a click on its name shows its lanes, and
-    `folded=False` those of all.
+    Each timeline has one row, "what the GPU does", so that all of them fit on the screen. A click on a name shows the
+    lanes of that timeline, and `folded=False` shows those of all.
 
     >>> both = loaderviz.compare({"blocking": timeline, "prefetch": loaderviz.what_if(timeline, prefetch=2)})
     >>> both.table()["speed-up"].round(2).tolist()

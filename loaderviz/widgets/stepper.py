@@ -41,9 +41,9 @@ _STAGES = (  # the way of a batch: (kinds, while it is there, when it is over an
 def step_through(timeline: Timeline, *, name: str | None = None) -> Stepper:
     """Return the stepper for a timeline; displaying it in a notebook shows it.
 
-    Works on any timeline. Source lines are shown where the timeline knows them (what `lv.record` makes does) and the
-    file, or the cell, can be read. A cell that runs again closes its former stepper; `name` tells several in one cell
-    apart. Raises `NotATimelineError`.
+    It works on any timeline. It shows source lines where the timeline knows them, as one of `lv.record` does, and where
+    the file or the cell can be read. A cell that runs again closes its former stepper. `name` tells several steppers in
+    one cell apart. Raises `NotATimelineError` for anything but a Timeline.
     """
     return Stepper(check_timeline(timeline, "step_through()"), name)
 
