@@ -25,6 +25,7 @@ from typing import Any
 
 from loaderviz.errors import SENDING, LoadervizError, NotModelledError, require
 from loaderviz.stopping import signals_held
+from loaderviz.taps import held
 
 Execute = Callable[[ModuleType], None]
 
@@ -47,15 +48,10 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-@contextlib.contextmanager
-def running_first(line: str) -> Iterator[None]:
+def running_first(line: str) -> contextlib.AbstractContextManager[None]:
     """Let each process that is spawned inside the block run a line of Python first; it may import loaderviz."""
-    prepared = multiprocessing.spawn.get_preparation_data
-    multiprocessing.spawn.get_preparation_data = preparing(line, prepared)
-    try:
-        yield
-    finally:
-        multiprocessing.spawn.get_preparation_data = prepared
+    spawn = multiprocessing.spawn
+    return held(spawn, "get_preparation_data", preparing(line, spawn.get_preparation_data))
 
 
 def preparing(line: str, prepared: Callable[[str], dict[str, Any]]) -> Any:

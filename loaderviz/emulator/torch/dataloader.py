@@ -55,6 +55,7 @@ from loaderviz.errors import reraise
 from loaderviz.imports import answering, starting
 from loaderviz.machine import Carried, thread_time_ns, tick
 from loaderviz.stations import Place, Sampler, place_of, stack_of, timed, timing
+from loaderviz.taps import held
 from loaderviz.timeline import Cause, Kind
 
 if TYPE_CHECKING:
@@ -591,7 +592,7 @@ class Meter(TorchDispatchMode):
         self._read, self.taken = Counter[File](), set[File]()  # bytes of files; those whose number somebody took
         self.files: Reads = ()
         self._mapped = self._mapping(mmap.mmap)
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._undo = contextlib.ExitStack()
         self.sampler: Sampler | None = None  # of the lines, where they are measured
         self._places = Counter[Place]()  # [ns] of what is priced at the line that does it
         self.place: Place | None = None
@@ -636,8 +637,7 @@ class Meter(TorchDispatchMode):
                 self.work += sum(self.host.work_time(2 * count) for count in self._read.values())
         finally:
             self.work, self.unpriced = (self.work + rest, 0) if self.measured else (self.work, rest)
-            while self._undo:
-                setattr(*self._undo.pop())
+            self._undo.close()
             self.place = self.sampler.most() if self.sampler is not None else None
             if self._places and (self.place is None or max(self._places.values()) > self.work // 2):
                 self.place = max(self._places, key=self._places.__getitem__)
@@ -812,7 +812,7 @@ class Meter(TorchDispatchMode):
             self._places[place] += self.host.work_time(2 * count)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
-        self._undo.append((owner, name, vars(owner)[name]))
+        self._undo.callback(setattr, owner, name, vars(owner)[name])
         setattr(owner, name, value)
 
     def _price_transforms(self) -> None:
@@ -858,12 +858,8 @@ class Meter(TorchDispatchMode):
                 price, size = decoding(source)
             if price is None:
                 return function(*args, **kwargs)
-            with self.not_counted():
-                self._decodes = True
-                try:
-                    result = function(*args, **kwargs)
-                finally:
-                    self._decodes = False
+            with self.not_counted(), held(self, "_decodes", True):
+                result = function(*args, **kwargs)
                 took = price.time(size, _size(result) or _size(source)) * factor // FULL
                 self._charge(took * (plain if price in JPEGS else FULL) // FULL, Cause.DECODE)
             return result

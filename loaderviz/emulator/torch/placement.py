@@ -531,7 +531,6 @@ def _install_storages(session: Session, patches: Patches) -> None:
         return storage
 
     here = vars(internals.StorageBase)["device"].__get__
-    patches.set(kind, "device", property(lambda storage: DEVICE if tag(storage) else here(storage)))
 
     @patches.around(torch.Tensor, "set_")  # it does not come to the mode
     def set_(replace: Any, tensor: Any, source: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -541,6 +540,10 @@ def _install_storages(session: Session, patches: Patches) -> None:
         return replace(tensor, *(() if source is None else (source,)), *args, **kwargs)
 
     patches.around(kind, "is_shared")(lambda ask, storage: tag(storage) is not None or ask(storage))
-    patches.set(kind, "is_cuda", property(lambda storage: storage.device.type == "cuda"))
-    patches.set(kind, "data_ptr", lambda storage: found.block.address if (found := tag(storage)) else real(storage))
+    answers = {
+        "device": property(lambda storage: DEVICE if tag(storage) else here(storage)),
+        "is_cuda": property(lambda storage: storage.device.type == "cuda"),
+        "data_ptr": lambda storage: found.block.address if (found := tag(storage)) else real(storage),
+    }
+    patches.set_all(kind, answers)
     patches.around(kind, "__new__")(make)
