@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -47,6 +47,7 @@ _TEMPORARY = re.compile(r"\S*[/\\]loaderviz-\w+[/\\]")  # where members of archi
 _MANY = 6  # files that are left out; of more only their number is told
 
 Given = PathLike | BinaryIO
+Read = TypeVar("Read")  # what is made of a file
 
 
 def read(
@@ -87,15 +88,7 @@ def read(
     with ExitStack() as stack:
         files, named = found(path, stack)
         given = partial(attempted, alone=len(files) == 1, ranks=wanted, part=steps)
-        attempts = (map if executor is None else executor.map)(given, files)
-        read, left_out = list[list[RawTrace] | Timeline](), list[TraceError]()
-        for attempt in attempts:
-            if isinstance(attempt, TraceError):
-                left_out.append(attempt)
-            else:
-                read.append(attempt)
-    if left_out and (named or not read):
-        raise left_out[0]
+        read, left_out = tried(given, files, named, executor)
     if read and isinstance(read[0], Timeline):
         if not (wanted is None and steps is None and window is None):
             raise TraceError(
@@ -120,6 +113,18 @@ def read(
     missing = sorted(set(wanted or ()) - {raw.rank for raw in raws})
     notes += (f"no file is of rank {', '.join(map(str, missing))}",) * bool(missing)
     return replace(timeline, context=replace(timeline.context, notes=notes))
+
+
+def tried(
+    attempt: Callable[[Path], Read | TraceError], files: Sequence[Path], named: bool, executor: Executor | None
+) -> tuple[list[Read], list[TraceError]]:
+    """Return what was read of these files, and why others are left out; raise that if they were `named`, or all are."""
+    every = list((map if executor is None else executor.map)(attempt, files))
+    left_out = [each for each in every if isinstance(each, TraceError)]
+    read = [each for each in every if not isinstance(each, TraceError)]
+    if left_out and (named or not read):
+        raise left_out[0]
+    return read, left_out
 
 
 def told_of(left_out: Sequence[TraceError], files: Sequence[Path]) -> tuple[str, ...]:
