@@ -35,7 +35,7 @@ from loaderviz.traces.assemble import Lanes, assemble, nothing_drawn
 from loaderviz.traces.kineto import RawTrace, read_kineto, told_rank
 from loaderviz.traces.places import PathLike, found
 from loaderviz.traces.source import Document, TraceError
-from loaderviz.traces.steps import BY_LOADER, COUNTED, checked_part, counted, marks_of, of_steps, of_window
+from loaderviz.traces.steps import BY_LOADER, COUNTED, checked_part, counted, marks_of, noted, of_steps, of_window
 from loaderviz.vendors import Role
 
 if TYPE_CHECKING:
@@ -109,10 +109,9 @@ def read(
         timeline = made_of(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0)))
     except TooLargeError as problem:
         raise TraceError(f"{files[0]}{' and others' if len(files) > 1 else ''}: {problem}") from problem
-    notes = (*timeline.context.notes, *told_of(left_out, files))
     missing = sorted(set(wanted or ()) - {raw.rank for raw in raws})
-    notes += (f"no file is of rank {', '.join(map(str, missing))}",) * bool(missing)
-    return replace(timeline, context=replace(timeline.context, notes=notes))
+    absent = [f"no file is of rank {', '.join(map(str, missing))}"] if missing else []
+    return noted(timeline, *told_of(left_out, files), *absent)
 
 
 def tried(
