@@ -768,23 +768,30 @@ class Meter(TorchDispatchMode):
         fetching = threading.get_ident()
 
         @functools.wraps(function)
-        def opening(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
+        def opening(
+            file: Any,
+            mode: str = "r",
+            buffering: int = -1,
+            encoding: Any = None,
+            errors: Any = None,
+            newline: Any = None,
+            closefd: Any = True,
+            opener: Any = None,
+        ) -> Any:
             start = processor_time()
-            options = dict(zip(("encoding", "errors", "newline", "closefd", "opener"), args, strict=False)) | kwargs
             binary = mode in ("rb", "br")
-            text = {name: options.pop(name, None) for name in ("encoding", "errors", "newline")}
-            usual = not any(text.values()) if binary else mode in ("r", "rt", "tr") and buffering
+            usual = not (encoding or errors or newline) if binary else mode in ("r", "rt", "tr") and buffering
             if threading.get_ident() != fetching or not usual:
-                return function(file, mode, buffering, *args, **kwargs)
+                return function(file, mode, buffering, encoding, errors, newline, closefd, opener)
             path = file if isinstance(file, int) else os.fspath(file)
             self.leave_out(start)
-            raw = _Opened(self, path, **options)
+            raw = _Opened(self, path, closefd=closefd, opener=opener)
             if not buffering:
                 return raw
             buffer = io.BufferedReader(raw, *[buffering] * (buffering > 1))
             if binary:
                 return buffer
-            reader: Any = io.TextIOWrapper(buffer, line_buffering=buffering == 1, **text)
+            reader: Any = io.TextIOWrapper(buffer, encoding, errors, newline, line_buffering=buffering == 1)
             reader.mode = mode
             return reader
 
