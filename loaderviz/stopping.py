@@ -136,11 +136,14 @@ def no_news_of_workers() -> Iterator[None]:
     """When a worker dies, torch raises an error wherever its main thread is: not while that builds the timeline."""
     child = getattr(signal, "SIGCHLD", 0)
     handler = signal.getsignal(child) if child else None
-    with contextlib.ExitStack() as after:
-        if callable(handler) and threading.current_thread() is threading.main_thread():
-            signal.signal(child, _ignored)
-            after.callback(signal.signal, child, handler)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
+        return
+    signal.signal(child, _ignored)
+    try:
+        yield
+    finally:
+        signal.signal(child, handler)
 
 
 def leave_soon(status: int, within: float = 5.0) -> None:
