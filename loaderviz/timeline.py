@@ -224,7 +224,8 @@ class Span(NamedTuple):
 # cause, a column, a field. Numbers of kinds stay, a new field has a default, and a new column a value in `_LATER`.
 FORMAT = 2
 Paths = Literal["names", "full"]
-Key, Value = TypeVar("Key"), TypeVar("Value")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 Ints = npt.NDArray[np.integer[Any]]
 
 

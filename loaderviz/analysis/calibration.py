@@ -150,7 +150,8 @@ def _crossing(make: Callable[[], Any]) -> tuple[float, float]:
 def _boundary() -> dict[str, Any]:
     if tick() >= COARSE:  # a batch takes less, and on the wall it would be what the two processes wait for each other
         return {}
-    nothing, pickled, tensor = map(_crossing, (int, partial(bytes, PICKLED), partial(torch.zeros, 1)))
+    makes: list[Callable[[], Any]] = [int, partial(bytes, PICKLED), partial(torch.zeros, 1)]
+    nothing, pickled, tensor = map(_crossing, makes)
     found: dict[str, float] = {"fetch_base": nothing[0], "hand_out": nothing[1]}
     found |= {"tensor_sent": tensor[0] - nothing[0], "tensor_received": tensor[1] - nothing[1]}
     per_byte = [(there - least) * 1000 / PICKLED for there, least in zip(pickled, nothing, strict=True)]

@@ -343,10 +343,10 @@ def _unlike(session: Session, here: Any, there: Any, rounding: float, of_half: f
         or here.layout is not torch.strided
         or here.is_nested
         or there.layout is not here.layout
+        or here.is_meta
+        or there.is_meta
     ):
-        return None  # `_kinds` has that
-    if here.is_meta or there.is_meta:
-        return None
+        return None  # there are no values to compare, or `_kinds` has that
     with session.on_host(), torch.no_grad():
         here, there = _seen(session, here.detach()), there.detach()
         if torch.equal(here, there) or not here.numel():
