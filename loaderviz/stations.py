@@ -17,8 +17,8 @@ import sys
 import sysconfig
 import threading
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, compress, repeat, starmap, takewhile, zip_longest
@@ -28,7 +28,6 @@ from types import CodeType
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
-from loaderviz.taps import held
 from loaderviz.timeline import Cause, Look
 
 SAMPLING = "loaderviz sampler"  # the name of its thread
@@ -267,8 +266,14 @@ def timed(collate: Callable[..., object], sampler: Sampler | None) -> Callable[.
 _TIMED = timed(list, None).__code__
 
 
-def timing(fetcher: Any, sampler: Sampler | None) -> AbstractContextManager[None]:
-    """Return the block in which it is timed what makes the batches of one of torch's fetchers."""
+@contextmanager
+def timing(fetcher: Any, sampler: Sampler | None) -> Iterator[None]:
+    """Time what makes the batches of one of torch's fetchers, in this block."""
+    collate = fetcher.collate_fn
     if sampler is not None:
         sampler.by(fetcher)
-    return held(fetcher, "collate_fn", timed(fetcher.collate_fn, sampler))
+    fetcher.collate_fn = timed(collate, sampler)
+    try:
+        yield
+    finally:
+        fetcher.collate_fn = collate

@@ -27,9 +27,9 @@ from weakref import WeakSet
 from loaderviz.batches import HAND_OUT, loading_lane
 from loaderviz.emulator.hardware import FULL, SECOND, Host, ceil_div
 from loaderviz.errors import LoadervizError
+from loaderviz.imports import held
 from loaderviz.machine import COARSE, Carried, fine_time_ns, switches, thread_time_ns, tick
 from loaderviz.stations import SAMPLING
-from loaderviz.taps import held
 from loaderviz.timeline import Cause, Kind
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, HAND_OUT, LIMIT, Numbering, given_twice, prefetch_name, sample_count
 from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.files import own_folder
-from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
+from loaderviz.imports import ELSEWHERE, Function, around, function_of, held, program_of, starting
 from loaderviz.loaders import base as loaders
 from loaderviz.machine import (
     COARSE,
@@ -48,7 +48,6 @@ from loaderviz.machine import (
     usage,
 )
 from loaderviz.stations import Place, Sampler, stack_of, timing
-from loaderviz.taps import Function, around, held
 from loaderviz.timeline import DEVICE_KINDS, Cause, Context, Kind, Timeline, TimelineBuilder
 from loaderviz.traces import merge, steps, workers
 from loaderviz.traces.assemble import assemble

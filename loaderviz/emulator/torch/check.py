@@ -30,7 +30,7 @@ from loaderviz.emulator.torch.placement import TYPES
 from loaderviz.emulator.torch.session import CPU, Session
 from loaderviz.emulator.torch.tensors import PLAIN, is_on_device, tag_of
 from loaderviz.errors import LoadervizError
-from loaderviz.taps import held
+from loaderviz.imports import held
 
 EACH_LINE = 2  # calls of one function from one line that are made again
 LARGEST = 2**26  # bytes of arguments beyond which values are not compared, only kinds

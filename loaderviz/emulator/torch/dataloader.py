@@ -52,10 +52,9 @@ from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import AT_REST, HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import reraise
-from loaderviz.imports import answering, starting
+from loaderviz.imports import answering, held, starting
 from loaderviz.machine import Carried, thread_time_ns, tick
 from loaderviz.stations import Place, Sampler, place_of, stack_of, timed, timing
-from loaderviz.taps import held
 from loaderviz.timeline import Cause, Kind
 
 if TYPE_CHECKING:

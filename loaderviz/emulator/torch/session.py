@@ -38,9 +38,9 @@ from loaderviz.emulator.torch.patches import stop_waiting
 from loaderviz.emulator.torch.tensors import AT_REST, HostTag, TensorMemory
 from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
+from loaderviz.imports import held
 from loaderviz.machine import COARSE, TICKS, shared_memory, tick
 from loaderviz.stations import Sampler
-from loaderviz.taps import held
 from loaderviz.timeline import Cause, Context, Timeline
 
 if TYPE_CHECKING:

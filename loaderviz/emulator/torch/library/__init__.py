@@ -26,7 +26,7 @@ from loaderviz.emulator.torch.patches import Patches, stands_for
 from loaderviz.emulator.torch.placement import install_types, move
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
 from loaderviz.emulator.torch.tensors import PLAIN, is_on_device
-from loaderviz.taps import held
+from loaderviz.imports import held
 
 # Parts of torch that make nothing of the device, and that a loop calls often
 ASKS_NOTHING: tuple[tuple[Any, str], ...] = (

@@ -25,7 +25,7 @@ from loaderviz.emulator.torch.patches import Disguised, Patches, stands_for
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import AT_REST, ATTRIBUTE, SET, DeviceTag, storage_of, tag_of
 from loaderviz.errors import NotModelledError
-from loaderviz.taps import held
+from loaderviz.imports import held
 
 POOLS = count(1)
 

@@ -19,7 +19,7 @@ from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
 from loaderviz.emulator.torch.tensors import is_on_device
 from loaderviz.errors import NotModelledError
-from loaderviz.taps import held
+from loaderviz.imports import held
 
 
 def install(session: Session, patches: Patches) -> None:

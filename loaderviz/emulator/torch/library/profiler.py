@@ -16,7 +16,7 @@ from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.internals import DeviceType
 from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import Session
-from loaderviz.taps import held
+from loaderviz.imports import held
 from loaderviz.timeline import Kind, Timeline
 
 
