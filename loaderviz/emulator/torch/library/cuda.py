@@ -56,13 +56,9 @@ def install(session: Session, patches: Patches) -> None:
             else:
                 refusals[name] = refuse
 
-    of_c = {
-        "_accelerator_exchangeDevice": _exchange_device,
-        "_accelerator_maybeExchangeDevice": _exchange_device,
-        "_get_accelerator": lambda check=None: torch.device("cuda"),
-        "_cuda_tunableop_is_enabled": lambda: False,
-    }
-    patches.set_all(internals.C, of_c)
+    exchanging = dict.fromkeys(("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice"), _exchange_device)
+    patches.set_all(internals.C, exchanging | {"_cuda_tunableop_is_enabled": lambda: False})
+    patches.set(internals.C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     ask: Any = torch.get_device_module  # torch remembers its answers, which have no place in a recording, nor after it
     patches.function(torch, "get_device_module", getattr(ask, "__wrapped__", ask))
     # For torch's own functions: random numbers are those of a run on the CPU
