@@ -79,8 +79,7 @@ def lightning_callback(path: str | Path, on: str = "auto", wait: int = 0, steps:
         from lightning.pytorch import Callback
 
     class TimelineCallback(Callback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.record = TrainingRecord(path, on, wait, steps)
+        record = TrainingRecord(path, on, wait, steps)
 
         # The loader is iterated before on_train_start, and is after a check of the validation, which is no training.
         def on_fit_start(self, trainer: Any, *_: Any) -> None:
@@ -108,8 +107,7 @@ def trainer_callback(path: str | Path, on: str = "auto", wait: int = 0, steps: i
         from transformers import TrainerCallback
 
     class TimelineCallback(TrainerCallback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.record = TrainingRecord(path, on, wait, steps)
+        record = TrainingRecord(path, on, wait, steps)
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             self.record.begin()

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return USAGE_ERROR
         try:
             require(f"`{options.command}`", *options.needs)  # before anything runs
-            return int(options.run(options))
+            return int(options.run(options) or 0)
         except (LoadervizError, OSError) as problem:
             print(f"loaderviz: {problem}", file=sys.stderr)
             return FAILED
@@ -141,7 +141,7 @@ def _versions() -> Iterator[str]:
         yield f"loaderviz cannot work with torch here: {why}"
 
 
-def compare(options: argparse.Namespace) -> int:
+def compare(options: argparse.Namespace) -> None:
     """Run the four loaders at each batch size, print the tables, write the page.
 
     The batch sizes come in the order given; without any, the large one first: there one sees the copy run under the
@@ -181,7 +181,6 @@ def compare(options: argparse.Namespace) -> int:
     if options.json:
         write(options.json, json.dumps(reports, indent=1) + "\n")
         print(f"The numbers are in {options.json}.")
-    return 0
 
 
 def _section(setting: Setting, runs: dict[str, Run], gpu: str, host: str) -> tuple[Section, str]:
@@ -252,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="command")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], needs: Sequence[str], about: str) -> Add:
+    def command(name: str, run: Callable[[argparse.Namespace], int | None], needs: Sequence[str], about: str) -> Add:
         sub = commands.add_parser(
             name, help=about, description=f"{about[:1].upper()}{about[1:]}.", formatter_class=_Help
         )
@@ -353,40 +352,36 @@ def _add_judging(command: Callable[..., Add]) -> None:
     add("--save", "--out", type=Path, metavar="FILE", help="the file to write (default: my-host.toml, or my_gpu.json)")
 
 
-def lessons(options: argparse.Namespace) -> int:
+def lessons(options: argparse.Namespace) -> None:
     """Copy the notebooks."""
     from loaderviz import notebooks
 
     folder, kept = notebooks.copy(options.folder, not options.without_solutions)
     left = f" ({words.count(kept, 'file')} that it had already left as they were)" if kept else ""
     print(f"The lessons are in {folder}{left}. Begin with: python -m jupyterlab {folder / notebooks.FIRST}")
-    return 0
 
 
-def slides(options: argparse.Namespace) -> int:
+def slides(options: argparse.Namespace) -> None:
     """Make slides of a lesson."""
     from loaderviz.files import write
     from loaderviz.workshop import papers
 
     print(f"The slides are in {write(options.out, papers.slides(options.lesson))}: open it in a browser; keys go on.")
-    return 0
 
 
-def handout(options: argparse.Namespace) -> int:
+def handout(options: argparse.Namespace) -> None:
     """Make the two pages for learners."""
     from loaderviz.files import write
     from loaderviz.workshop import papers
 
     print(f"The handout is in {write(options.out, papers.handout())}: open it in a browser and print it.")
-    return 0
 
 
-def room(options: argparse.Namespace) -> int:
+def room(options: argparse.Namespace) -> None:
     """Serve the board of a room until Ctrl-C."""
     from loaderviz.workshop.board import serve
 
     serve(options.bind, options.port, options.code or "", options.folder)
-    return 0
 
 
 def ready(options: argparse.Namespace) -> int:
@@ -399,7 +394,7 @@ def ready(options: argparse.Namespace) -> int:
 # Commands that show a timeline: `view` one from files, `run` one of a program
 
 
-def view(options: argparse.Namespace) -> int:
+def view(options: argparse.Namespace) -> None:
     """Read the trace files (several: the ranks of one run), print numbers and findings, write the page."""
     from loaderviz import export
     from loaderviz.traces import read
@@ -411,7 +406,6 @@ def view(options: argparse.Namespace) -> int:
     page, _ = _told(timeline, title, sys.stdout, failed=False, short=False)
     export.to_html(page, out, f"{title}: {timeline.context.device}")
     print(f"The picture is in {out}: open it in a browser.")
-    return 0
 
 
 def validate(options: argparse.Namespace) -> int:
@@ -425,7 +419,7 @@ def validate(options: argparse.Namespace) -> int:
     return int(any(result.measured >= JUDGED and result.error > options.limit for result in results))
 
 
-def calibrate(options: argparse.Namespace) -> int:
+def calibrate(options: argparse.Namespace) -> None:
     """Make a machine of a trace, or measure this one; save it, and say what was measured and what was kept."""
     from loaderviz.analysis.calibration import calibrate, told
 
@@ -434,11 +428,10 @@ def calibrate(options: argparse.Namespace) -> int:
         made = calibrate(host=options.host)
         made.save(file)
         print(f"{told(made)}\nSaved as {file}: loaderviz run --host {file} script.py")
-        return 0
-    found = calibrate(options.file, options.on, options.host)
-    found.save(file)
-    print(f"{found}\nSaved as {file}: loaderviz run --on {file} --host {file} script.py")
-    return 0
+    else:
+        found = calibrate(options.file, options.on, options.host)
+        found.save(file)
+        print(f"{found}\nSaved as {file}: loaderviz run --on {file} --host {file} script.py")
 
 
 def diff(options: argparse.Namespace) -> int:

@@ -4,11 +4,18 @@ The package index's torchvision for Linux is built for CUDA. Beside a CPU build 
 loaded. torchvision allows for that, but in one place (`torchvision._meta_registrations`) it describes two operators
 of that library all the same, and the import ends with ``operator torchvision::nms does not exist``. Data sets and
 transforms need no compiled operator, so it is enough that the two names exist.
+
+Other names of torch and of multiprocessing stand for something else only in a block, or until a stack closes:
+
+    with held(fetcher, "collate_fn", timed):
+        fetch()
+    stack.enter_context(held(Loader, "_reset", around(Loader._reset, note)))
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.abc
 import multiprocessing.spawn
 import os
@@ -27,6 +34,43 @@ from loaderviz.errors import SENDING, LoadervizError, NotModelledError, require
 from loaderviz.stopping import signals_held
 
 Execute = Callable[[ModuleType], None]
+Function = Callable[..., Any]
+
+
+# Names of a module or an object that stand for something else, for a while
+
+
+@contextlib.contextmanager
+def held(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Let `owner.name` be `value` in a block.
+
+    >>> class Door:
+    ...     is_open = False
+    >>> with held(Door, "is_open", True):
+    ...     Door.is_open
+    True
+    >>> Door.is_open
+    False
+    """
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def around(original: Function, function: Function) -> Function:
+    """Return what stands in the place of `original`: `function`, which gets it before its arguments."""
+
+    @functools.wraps(original)
+    def stand_in(*args: Any, **options: Any) -> Any:
+        return function(original, *args, **options)
+
+    return stand_in
+
+
+# Modules as they are executed, and what a spawned process runs first
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -47,15 +91,10 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-@contextlib.contextmanager
-def running_first(line: str) -> Iterator[None]:
+def running_first(line: str) -> contextlib.AbstractContextManager[None]:
     """Let each process that is spawned inside the block run a line of Python first; it may import loaderviz."""
-    prepared = multiprocessing.spawn.get_preparation_data
-    multiprocessing.spawn.get_preparation_data = preparing(line, prepared)
-    try:
-        yield
-    finally:
-        multiprocessing.spawn.get_preparation_data = prepared
+    spawn = multiprocessing.spawn
+    return held(spawn, "get_preparation_data", preparing(line, spawn.get_preparation_data))
 
 
 def preparing(line: str, prepared: Callable[[str], dict[str, Any]]) -> Any:

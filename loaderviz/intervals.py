@@ -69,11 +69,6 @@ def layers(whole: Intervals, parts: Mapping[str, Intervals]) -> dict[str, Interv
     return found
 
 
-def clip(intervals: Intervals, start: int, end: int) -> Intervals:
-    """Return the part between `start` and `end` [ns]."""
-    return union(np.maximum(intervals[:, 0], start), np.minimum(intervals[:, 1], end))
-
-
 def covered_before(intervals: Intervals, times: Times) -> npt.NDArray[np.int64]:
     """Return for each of `times` how much of the set lies before it, ns."""
     times = np.asarray(times, np.int64)

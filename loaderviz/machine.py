@@ -247,16 +247,17 @@ def new_pages(count: int = 1024) -> NewPages:
             written, read = _first(partial(here.fill, 1)), _first(there.sum)
             del here, there
             writer.close()
-            found.append((written / count, read / count, _time(reader.close) / count))
+            found.append((written / count, read / count, time_of(reader.close) / count))
     return NewPages(*map(min, zip(*found, strict=True)))
 
 
 def _first(touch: Callable[[], object]) -> int:
     """Return how much longer the first time takes than the second [ns]."""
-    return max(0, _time(touch) - _time(touch))
+    return max(0, time_of(touch) - time_of(touch))
 
 
-def _time(action: Callable[[], object]) -> int:
+def time_of(action: Callable[[], object]) -> int:
+    """Return the processor time of an action [ns]."""
     start = fine_time_ns()
     action()
     return fine_time_ns() - start

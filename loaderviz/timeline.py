@@ -12,7 +12,7 @@ import re
 import zlib
 from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import IntEnum
@@ -224,6 +224,8 @@ class Span(NamedTuple):
 # cause, a column, a field. Numbers of kinds stay, a new field has a default, and a new column a value in `_LATER`.
 FORMAT = 2
 Paths = Literal["names", "full"]
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 Ints = npt.NDArray[np.integer[Any]]
 
 
@@ -601,6 +603,18 @@ def grouped(keys: Ints, count: int, order: Ints | None = None) -> list[npt.NDArr
     if order is None:
         order = np.argsort(keys, kind="stable")
     return np.split(order, np.searchsorted(keys[order], np.arange(1, count))) if count else []
+
+
+def gathered(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return for each key the values that come with it, both in order.
+
+    >>> gathered([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def _renumber(mark: Mark, place: Ints) -> Mark:

@@ -119,11 +119,8 @@ def copy_of(name: str) -> tuple[Kind, int]:
     match = _COPY.search(name)
     sides = [(group or "?")[0].upper() for group in match.groups() if group] if match else ["?", "?"]
     source, target = ("H" if side in _HOST_SIDE else "D" for side in sides[:2])
-    if (source, target) == ("H", "D"):
-        kind, host = Kind.COPY_H2D, 1
-    elif (source, target) == ("D", "H"):
-        kind, host = Kind.COPY_D2H, 2
-    else:
+    kind, host = {("H", "D"): (Kind.COPY_H2D, 1), ("D", "H"): (Kind.COPY_D2H, 2)}.get((source, target), (None, 0))
+    if kind is None:
         return Kind.COPY_D2D, -1
     memory = _MEMORY.search(name)
     return kind, {"pinned": 1, "pageable": 0}.get(memory.group(host).lower() if memory else "", -1)

@@ -39,13 +39,6 @@ def test_intersection_and_difference(one, other):
     assert members(intervals.subtract(make(one), make(other))) == seconds(one) - seconds(other)
 
 
-@given(SPANS, st.integers(-30, 50), st.integers(0, 30))
-def test_clip(spans, start, length):
-    assert members(intervals.clip(make(spans), start, start + length)) == seconds(spans) & set(
-        range(start, start + length)
-    )
-
-
 @given(SPANS)
 def test_points(spans):
     times = np.arange(-25, 60)

@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import process_time_ns
 from typing import Any, overload
@@ -30,7 +31,7 @@ from loaderviz.analysis import validate
 from loaderviz.analysis.validate import Calibration
 from loaderviz.emulator.hardware import FULL, SECOND, Host
 from loaderviz.emulator.torch.dataloader import Meter
-from loaderviz.machine import COARSE, cores, fine_time_ns, new_pages, thread_time_ns, tick
+from loaderviz.machine import COARSE, cores, new_pages, thread_time_ns, tick, time_of
 
 LARGE, PICKLED, ROUNDS = 2**24, 2**19, 7  # bytes that are copied, and sent; times that something is measured
 MEASURED = "measured by loaderviz.calibrate()"
@@ -72,14 +73,9 @@ def told(host: Host) -> str:
     return "\n".join([f"{host.name}: {units}", *lines, f"{rest} others are of the preset {host.name.split(', ')[0]!r}"])
 
 
-def _least(action: Callable[[], object], rounds: int = ROUNDS) -> int:
-    """Return the least processor time of an action [ns]."""
-    taken = []
-    for _ in range(rounds):
-        start = fine_time_ns()
-        action()
-        taken.append(fine_time_ns() - start)
-    return max(1, min(taken))
+def _least(action: Callable[[], object]) -> int:
+    """Return the least processor time of an action [ns], of several times."""
+    return max(1, min(time_of(action) for _ in range(ROUNDS)))
 
 
 def _memory() -> dict[str, Any]:
@@ -151,22 +147,11 @@ def _crossing(make: Callable[[], Any]) -> tuple[float, float]:
     return statistics.median(sent[FIRST:]), statistics.median(received[FIRST:])
 
 
-def _nothing() -> int:
-    return 0
-
-
-def _bytes() -> bytes:
-    return b"x" * PICKLED
-
-
-def _tensor() -> torch.Tensor:
-    return torch.zeros(1)
-
-
 def _boundary() -> dict[str, Any]:
     if tick() >= COARSE:  # a batch takes less, and on the wall it would be what the two processes wait for each other
         return {}
-    nothing, pickled, tensor = (_crossing(make) for make in (_nothing, _bytes, _tensor))
+    makes: list[Callable[[], Any]] = [int, partial(bytes, PICKLED), partial(torch.zeros, 1)]
+    nothing, pickled, tensor = map(_crossing, makes)
     found: dict[str, float] = {"fetch_base": nothing[0], "hand_out": nothing[1]}
     found |= {"tensor_sent": tensor[0] - nothing[0], "tensor_received": tensor[1] - nothing[1]}
     per_byte = [(there - least) * 1000 / PICKLED for there, least in zip(pickled, nothing, strict=True)]

@@ -17,7 +17,7 @@ import numpy as np
 from loaderviz.analysis.ranks import CAUSES, RankTable, Times, Why, spent_before, table_of
 from loaderviz.metrics import Loop, begin_of, choose_device, device_of, lateness, window_of
 from loaderviz.timeline import Context, Ints, Kind, Message, Timeline, TimelineBuilder
-from loaderviz.traces import TraceError, attempted, check_executor, made_of, read, told_of
+from loaderviz.traces import TraceError, attempted, check_executor, made_of, read, told_of, tried
 from loaderviz.traces.places import found
 from loaderviz.traces.steps import checked_part
 
@@ -68,14 +68,8 @@ def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = 
     steps, _ = checked_part(steps, None)
     with ExitStack() as stack:
         files, named = found(path, stack)
-        every, left_out = list[RankNumbers](), list[TraceError]()
-        for attempt in (map if executor is None else executor.map)(partial(_numbers_of, part=steps), files):
-            if isinstance(attempt, TraceError):
-                left_out.append(attempt)
-            else:
-                every += attempt
-        if left_out and (named or not every):
-            raise left_out[0]
+        numbers, left_out = tried(partial(_numbers_of, part=steps), files, named, executor)
+        every = [each for of_file in numbers for each in of_file]
         if len(every) < 2:
             raise TraceError(f"ranks() needs the traces of two ranks at least, and {path} has one; read it alone")
         table = _joined(every)

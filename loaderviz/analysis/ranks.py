@@ -30,7 +30,7 @@ from loaderviz.metrics import (
     summarize,
     usually,
 )
-from loaderviz.timeline import COPIES, Cause, Ints, Kind, Message, Timeline, grouped
+from loaderviz.timeline import COPIES, Cause, Ints, Kind, Message, Timeline, gathered, grouped
 
 CAUSE = 0.2  # of what a rank is late: what explains less of it is not told as the reason
 BAR = 20  # characters
@@ -176,9 +176,7 @@ class RankTable:
 
     def _moved(self) -> list[tuple[str, ...]]:
         """Return cells for each kind of collective, its median skew and transfer, what takes longest first."""
-        kinds: dict[tuple[object, ...], list[Collective]] = {}
-        for each in self.collectives:
-            kinds.setdefault((each.name, each.nbytes, each.dtype, each.ranks), []).append(each)
+        kinds = gathered(((each.name, each.nbytes, each.dtype, each.ranks), each) for each in self.collectives)
         cells = []
         for alike in sorted(kinds.values(), key=lambda alike: -sum(each.transfer for each in alike)):
             skew, transfer = (round(median(getattr(each, name) for each in alike)) for name in ("skew", "transfer"))
@@ -283,13 +281,9 @@ class Times:
         self.first, self.last = np.clip(timeline.start, start, end), np.clip(timeline.end, start, end)
         self.window = np.array([[start, end]])
         self.loop = loop_lanes(timeline)
-        self.ranks: dict[int, list[int]] = {}  # lanes of the loop by the rank's first device
-        for lane in self.loop:
-            self.ranks.setdefault(timeline.lanes[lane].device, []).append(lane)
-        self.streams: dict[int, list[int]] = {}
-        for lane, each in enumerate(timeline.lanes):
-            if each.group == "device":
-                self.streams.setdefault(each.device, []).append(lane)
+        lanes = timeline.lanes
+        self.ranks = gathered((lanes[lane].device, lane) for lane in self.loop)  # by the rank's first device
+        self.streams = gathered((each.device, lane) for lane, each in enumerate(lanes) if each.group == "device")
         self.known: dict[int, tuple[Intervals, Intervals, int]] = {}
 
     def when(self, lanes: list[int], column: str, *values: int) -> Intervals:

@@ -577,24 +577,20 @@ class Runtime:
             command.awaits, stream.awaited = tuple(stream.awaited.values()), {}
             if self.races:
                 self.races.linter.followed(command)
-        if self._blocking:
-            self._order_blocking(command)
-        self.device.submit(command)
-        command.sequence = self.order.enqueue(stream.id)[1]
+        self._submit(command)
         stream.last_work = command
         if self.keeps:
             self._work.append(command)
-        else:
-            self.device.advance(self.now)
         return command
 
-    def _submit(self, marker: Command) -> None:
+    def _submit(self, command: Command) -> None:
+        """Put a command, or a marker, into its stream."""
         if self._blocking:
-            self._order_blocking(marker)
-        self.device.submit(marker)
+            self._order_blocking(command)
+        self.device.submit(command)
         if not self.keeps:
             self.device.advance(self.now)
-        marker.sequence = self.order.enqueue(marker.stream.id)[1]
+        command.sequence = self.order.enqueue(command.stream.id)[1]
 
     def _order_blocking(self, command: Command) -> None:
         """Blocking streams and the default stream wait for each other, PyTorch's pool does not (R14, R15)."""

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from loaderviz.traces.assemble import Lanes, assemble, nothing_drawn
 from loaderviz.traces.kineto import RawTrace, read_kineto, told_rank
 from loaderviz.traces.places import PathLike, found
 from loaderviz.traces.source import Document, TraceError
-from loaderviz.traces.steps import BY_LOADER, COUNTED, checked_part, counted, marks_of, of_steps, of_window
+from loaderviz.traces.steps import BY_LOADER, COUNTED, checked_part, counted, marks_of, noted, of_steps, of_window
 from loaderviz.vendors import Role
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ _TEMPORARY = re.compile(r"\S*[/\\]loaderviz-\w+[/\\]")  # where members of archi
 _MANY = 6  # files that are left out; of more only their number is told
 
 Given = PathLike | BinaryIO
+Read = TypeVar("Read")  # what is made of a file
 
 
 def read(
@@ -89,15 +90,7 @@ def read(
     with ExitStack() as stack:
         files, named = found(path, stack)
         given = partial(attempted, alone=len(files) == 1, ranks=wanted, part=steps)
-        attempts = (map if executor is None else executor.map)(given, files)
-        read, left_out = list[list[RawTrace] | Timeline](), list[TraceError]()
-        for attempt in attempts:
-            if isinstance(attempt, TraceError):
-                left_out.append(attempt)
-            else:
-                read.append(attempt)
-    if left_out and (named or not read):
-        raise left_out[0]
+        read, left_out = tried(given, files, named, executor)
     if read and isinstance(read[0], Timeline):
         if not (wanted is None and steps is None and window is None):
             raise TraceError(
@@ -118,10 +111,21 @@ def read(
         timeline = made_of(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0)))
     except TooLargeError as problem:
         raise TraceError(f"{files[0]}{' and others' if len(files) > 1 else ''}: {problem}") from problem
-    notes = (*timeline.context.notes, *told_of(left_out, files))
     missing = sorted(set(wanted or ()) - {raw.rank for raw in raws})
-    notes += (f"no file is of rank {', '.join(map(str, missing))}",) * bool(missing)
-    return replace(timeline, context=replace(timeline.context, notes=notes))
+    absent = [f"no file is of rank {', '.join(map(str, missing))}"] if missing else []
+    return noted(timeline, *told_of(left_out, files), *absent)
+
+
+def tried(
+    attempt: Callable[[Path], Read | TraceError], files: Sequence[Path], named: bool, executor: Executor | None
+) -> tuple[list[Read], list[TraceError]]:
+    """Return what was read of these files, and why others are left out; raise that if they were `named`, or all are."""
+    every = list((map if executor is None else executor.map)(attempt, files))
+    left_out = [each for each in every if isinstance(each, TraceError)]
+    read = [each for each in every if not isinstance(each, TraceError)]
+    if left_out and (named or not read):
+        raise left_out[0]
+    return read, left_out
 
 
 def told_of(left_out: Sequence[TraceError], files: Sequence[Path]) -> tuple[str, ...]:

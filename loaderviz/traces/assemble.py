@@ -37,6 +37,7 @@ from loaderviz.timeline import (
     Lane,
     Look,
     Timeline,
+    gathered,
     grouped,
 )
 from loaderviz.traces import steps
@@ -117,10 +118,11 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
 
 def _of_ranks(parts: Sequence[_Part], labels: Sequence[str]) -> list[str]:
     """Return the notes of several ranks, those of many that differ in their numbers only as one."""
-    alike: dict[str, list[str]] = {}
-    for part, label in zip(parts, labels, strict=True):
-        for note in part.notes:
-            alike.setdefault(re.sub(r"\d", "", note), []).append(f"{label.strip()}: {note}")
+    alike = gathered(
+        (re.sub(r"\d", "", note), f"{label.strip()}: {note}")
+        for part, label in zip(parts, labels, strict=True)
+        for note in part.notes
+    )
     return [
         note
         for same in alike.values()

@@ -11,10 +11,9 @@ import subprocess
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import wraps
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter_ns
@@ -33,7 +32,7 @@ from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, HAND_OUT, LIMIT, Numbering, given_twice, prefetch_name, sample_count
 from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.files import own_folder
-from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
+from loaderviz.imports import ELSEWHERE, Function, around, function_of, held, program_of, starting
 from loaderviz.loaders import base as loaders
 from loaderviz.machine import (
     COARSE,
@@ -338,7 +337,6 @@ def _nothing(*reasons: str) -> Timeline:
 # "loaderviz|12|waiting for data", with the batch they are for; `merge` gives them the names and kinds that the emulated
 # DataLoader uses.
 
-Function = Callable[..., Any]
 _NOTHING: AbstractContextManager[object] = nullcontext()
 _OLD = "a DataLoader was being iterated when the recording began: the work of its workers is not in the timeline"
 _OTHER_THREAD = "a DataLoader was iterated in a second thread: its batches do not count as steps"
@@ -379,7 +377,7 @@ class LoaderRanges:
         self.batches: dict[tuple[int, int, int], int] = {}
         self.mine = defaultdict[int, list[Fetch | None]](list)
         self._began = self._ended = (swapped_in(), thread_lacked())
-        self.sampler: Sampler | None = None
+        self.sampler = Sampler()
         self.notes: dict[str, None] = {}
         self.faults: dict[str, None] = {}
         self._folder, self._window = folder, window
@@ -397,6 +395,7 @@ class LoaderRanges:
 
     def install(self, stack: ExitStack) -> None:
         """Wrap the parts of torch that are there; `stack` puts them back."""
+        stack.callback(self.sampler.stop)
         every, several = torch_dataloader._BaseDataLoaderIter, torch_dataloader._MultiProcessingDataLoaderIter
         parts: list[tuple[Any, str, Any]] = [
             (every, "__next__", self._next),
@@ -409,20 +408,20 @@ class LoaderRanges:
             (several, "__init__", self._start_workers),
             (several, "_shutdown_workers", self._end_workers),
         ]
+        always: list[tuple[Any, str, Any]] = [
+            (ExceptionWrapper, "reraise", reraise),
+            (BaseProcess, "start", self._start_process),
+            (subprocess.Popen, "__init__", self._start_program),
+        ]
         lacking = [name for owner, name, _ in parts if not callable(getattr(owner, name, None))]
         if missing := ", ".join(lacking) or workers.can_record():
             self.note(f"torch {torch.__version__} has no {missing}: the DataLoader's work is not in the timeline")
-        else:
-            for owner, name, function in parts:
-                _replace(stack, owner, name, _around(getattr(owner, name), function))
-        _replace(stack, ExceptionWrapper, "reraise", _around(ExceptionWrapper.reraise, reraise))
-        _replace(stack, BaseProcess, "start", _around(BaseProcess.start, self._start_process))
-        _replace(stack, subprocess.Popen, "__init__", _around(subprocess.Popen.__init__, self._start_program))
-        _replace(stack, loaders, "on_batch", self._marked)
-        _replace(stack, loaders, "on_prefetch", self._prefetching)
+            parts = []
+        for owner, name, function in (*parts, *always):
+            stack.enter_context(held(owner, name, around(getattr(owner, name), function)))
+        stack.enter_context(held(loaders, "on_batch", self._marked))
+        stack.enter_context(held(loaders, "on_prefetch", self._prefetching))
         stack.enter_context(register_optimizer_step_post_hook(self._stepped))
-        self.sampler = Sampler()
-        stack.callback(self.sampler.stop)
 
     def by_optimizer(self, names: Iterable[str]) -> bool:
         """Tell whether the loop's steps are optimizers' steps: neither a loader nor a range of the program marks them.
@@ -434,9 +433,8 @@ class LoaderRanges:
 
     def seen(self, readings: Sequence[tuple[int, int, int]]) -> Own:
         """Return what was noted beside the profiler; `readings` are those of our clock."""
-        seen = self.sampler.seen if self.sampler is not None else []
         swapped, lacked = (end - begin for begin, end in zip(self._began, self._ended, strict=True))
-        return Own(readings, *read_files(self._folder), self.batches, self.mine, seen, swapped, lacked)
+        return Own(readings, *read_files(self._folder), self.batches, self.mine, self.sampler.seen, swapped, lacked)
 
     def began(self) -> None:
         """The profiler runs from now on."""
@@ -446,8 +444,7 @@ class LoaderRanges:
     def ended(self) -> None:
         """All steps are recorded."""
         self._ended = swapped_in(), thread_lacked()
-        if self.sampler is not None:
-            self.sampler.stop()
+        self.sampler.stop()
 
     def note(self, text: str) -> None:
         """Add a line to the timeline's notes, once."""
@@ -463,11 +460,8 @@ class LoaderRanges:
         if os.getpid() != self._process or (self._within and self._here()):
             return original(iterator)
         feed = self._feed(iterator)
-        outer, self._fetching = self._fetching, feed if self._here() else self._fetching
-        try:
+        with held(self, "_fetching", feed if self._here() else self._fetching):
             data = original(iterator)
-        finally:
-            self._fetching = outer
         self._handed_out(feed, iterator, data)
         return data
 
@@ -483,16 +477,15 @@ class LoaderRanges:
         if feed is None or not self._here() or self._within:
             return original(fetcher, indices)
         if not self.live:
-            with self._as_one():
+            with held(self, "_within", True):
                 return original(fetcher, indices)
         mine, start, used = self.mine[feed.batch], perf_counter_ns(), usage()
         mine.append(None)
         with self.say(f"fetch batch {feed.batch}", feed.batch):
-            if self.sampler is not None:
-                self.sampler.begin()
-            with timing(fetcher, self.sampler), self._as_one():
+            self.sampler.begin()
+            with timing(fetcher, self.sampler), held(self, "_within", True):
                 data = original(fetcher, indices)
-            place = (self.sampler.most() if self.sampler is not None else None) or Place(Cause.NONE, "")
+            place = self.sampler.most() or Place(Cause.NONE, "")
         end, now = perf_counter_ns(), usage()
         if self.live:  # still
             meanwhile = Usage(0, now.disk - used.disk, now.lacked - used.lacked)  # other threads are the model's
@@ -501,25 +494,20 @@ class LoaderRanges:
             mine[-1] = Fetch(-1, -1, feed.epoch, feed.count, start, end, *done)
         return data
 
-    @contextmanager
-    def _as_one(self) -> Iterator[None]:
-        self._within = True
-        try:
-            yield
-        finally:
-            self._within = False
-
     def _start_workers(self, original: Function, iterator: Any, loader: Any) -> None:
         """Start workers and pin thread with our stand-ins in the place of torch's loops."""
-        with self._building, ExitStack() as stack:
+        with self._building:
             number, self._iterators = self._iterators, self._iterators + 1
             self._feeds[iterator] = IteratorState(number)
             work = workers.RecordedLoop(self._folder, number, _utils.worker._worker_loop)
             loop = _utils.pin_memory._pin_memory_loop
             pin = workers.RecordedLoop(self._folder, number, loop, loader.num_workers)
-            _replace(stack, _utils.worker, "_worker_loop", work)
-            _replace(stack, _utils.pin_memory, "_pin_memory_loop", pin)
-            with self.say(f"start {loader.num_workers} workers"), starting(loader.num_workers):
+            with (
+                held(_utils.worker, "_worker_loop", work),
+                held(_utils.pin_memory, "_pin_memory_loop", pin),
+                self.say(f"start {loader.num_workers} workers"),
+                starting(loader.num_workers),
+            ):
                 original(iterator, loader)
 
     def _end_workers(self, original: Function, iterator: Any) -> None:
@@ -594,7 +582,7 @@ class LoaderRanges:
     def _drawn_by_a_loader(self, iterator: Any) -> bool:
         """Tell whether one of loaderviz's loaders draws the batches; where workers send them, their line is kept."""
         stack = stack_of()
-        if self.sampler is not None and hasattr(iterator, "_workers"):
+        if hasattr(iterator, "_workers"):
             self.sampler.draws(stack)
         return any(str(each.names.get("__name__")).startswith("loaderviz.loaders.") for each in stack)
 
@@ -628,18 +616,3 @@ class LoaderRanges:
 
     def _here(self) -> bool:
         return threading.get_ident() == self._thread and os.getpid() == self._process
-
-
-def _around(original: Function, function: Function) -> Function:
-    """Return what stands in the place of `original`: `function`, which gets it and its arguments."""
-
-    @wraps(original)
-    def around(*args: Any, **options: Any) -> Any:
-        return function(original, *args, **options)
-
-    return around
-
-
-def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    stack.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, value)

@@ -29,7 +29,7 @@ from loaderviz.batches import (
 )
 from loaderviz.intervals import tracks
 from loaderviz.stations import DRAWS
-from loaderviz.timeline import Cause, Kind, Lane, Look, Timeline
+from loaderviz.timeline import Cause, Kind, Lane, Look, Timeline, gathered
 from loaderviz.traces.kineto import RawTrace
 from loaderviz.traces.steps import noted, with_spans
 
@@ -307,10 +307,7 @@ def _usage(own: Own, there: Clock, begin: int, end: int) -> dict[str, int]:
         *filter(None, chain(*own.mine.values())),
     ]
     made = [each for each in made if there.of(each.start) >= begin and there.of(each.end or 0) <= end]
-    memory: dict[tuple[int, int], list[int]] = {}
-    for each in made:
-        if each.own:
-            memory.setdefault((each.iterator, each.worker), []).append(each.own)
+    memory = gathered(((each.iterator, each.worker), each.own) for each in made if each.own)
     count = max(1, len(made))
     found = {
         "others": sum(each.used.others for each in made) // count,

@@ -23,7 +23,7 @@ from loaderviz.batches import (
     batch_name,
     numbers_of,
 )
-from loaderviz.timeline import LOADING, Cause, Ints, Kind, Timeline, grouped
+from loaderviz.timeline import LOADING, Cause, Ints, Kind, Timeline, gathered, grouped
 from loaderviz.traces.kineto import RawTrace
 from loaderviz.traces.source import TraceError
 from loaderviz.vendors import ON_DEVICE, Role
@@ -130,10 +130,9 @@ def counted(timeline: Timeline) -> Timeline:
     marked = [*numbers_of(timeline.names, BATCH_RANGE), *numbers_of(timeline.names, STEP_RANGE)]
     told = np.unique(timeline.lane[timeline.where(Kind.RANGE) & np.isin(timeline.name, marked)]).tolist()
     known, by_lane = {timeline.lanes[lane].device for lane in told}, timeline.by_lane()
-    threads: dict[int, list[Ints]] = {}  # the spans of the host threads of each rank
-    for lane, spans in zip(timeline.lanes, by_lane, strict=True):
-        if lane.group == "host":
-            threads.setdefault(lane.device, []).append(spans)
+    threads = gathered(  # the spans of the host threads of each rank
+        (lane.device, spans) for lane, spans in zip(timeline.lanes, by_lane, strict=True) if lane.group == "host"
+    )
     asks, stepping = timeline.named(lambda name: name.startswith(LOADER_NEXT)), timeline.named(OPTIMIZER_STEP.match)
     batch, notes, begin = timeline.batch.copy(), dict[str, None](), timeline.begin
     found: list[tuple[int, int, int, int]] = []  # start, end, lane and number of each step
@@ -236,9 +235,7 @@ def _first_step(timeline: Timeline, here: Ints, stepping: Mask, ends: Ints) -> i
         return int(start[np.searchsorted(start, timeline.end[calls].max())]) if len(calls) else timeline.begin
     shortest = int(np.argmin(np.where(counts, counts, len(rows) + 1)))
     usual = timeline.name[rows[places[shortest] : places[shortest + 1]]].tolist()
-    used: dict[int, list[int]] = {}
-    for place, name in enumerate(timeline.name[before].tolist()):
-        used.setdefault(name, []).append(place)
+    used = gathered((name, place) for place, name in enumerate(timeline.name[before].tolist()))
     for name, often in Counter(usual).items():  # in order of their first use
         found = used.get(name, [])[-often:]
         if len(found) == often and len(before) - found[0] <= 2 * len(usual):

@@ -20,7 +20,7 @@ import numpy as np
 
 from loaderviz import words
 from loaderviz.metrics import Mask, check_timeline, loop_lanes
-from loaderviz.timeline import COPIES, KERNELS, ArrowKind, Ints, Kind, Timeline
+from loaderviz.timeline import COPIES, KERNELS, ArrowKind, Ints, Kind, Timeline, gathered
 from loaderviz.widgets import cells
 from loaderviz.widgets.cells import Interactive
 
@@ -244,16 +244,14 @@ def state_at(timeline: Timeline, time: int) -> State:
     """Return what is going on at `time` [ns]. Raises `NotATimelineError` for anything but a Timeline."""
     check_timeline(timeline, "state_at()")
     running = (timeline.start <= time) & (timeline.end > time)
-    lanes: dict[str, list[int]] = {"host": [], "device": []}
-    for number, lane in enumerate(timeline.lanes):
-        lanes[lane.group].append(number)
+    lanes = gathered((lane.group, number) for number, lane in enumerate(timeline.lanes))
     work = running & ~timeline.where(Kind.RANGE)
-    streams = {lane: np.flatnonzero(work & (timeline.lane == lane)).tolist() for lane in lanes["device"]}
+    streams = {lane: np.flatnonzero(work & (timeline.lane == lane)).tolist() for lane in lanes.get("device", ())}
     now = {lane: spans[0] if spans else -1 for lane, spans in streams.items()}
     return State(
         time=time,
         source=_source(timeline, time, running),
-        threads={lane: _inside(timeline, running, lane) for lane in lanes["host"]},
+        threads={lane: _inside(timeline, running, lane) for lane in lanes.get("host", ())},
         streams=now,
         queues=_queues(timeline, time, now),
         engines={

@@ -12,7 +12,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from loaderviz.emulator.torch.placement import TYPES
 from loaderviz.emulator.torch.session import CPU, Session
 from loaderviz.emulator.torch.tensors import PLAIN, is_on_device, tag_of
 from loaderviz.errors import LoadervizError
+from loaderviz.imports import held
 
 EACH_LINE = 2  # calls of one function from one line that are made again
 LARGEST = 2**26  # bytes of arguments beyond which values are not compared, only kinds
@@ -138,15 +139,9 @@ class Checker:
                 self._values(name, source, result, again)
         return result
 
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
+    def _aside(self) -> AbstractContextManager[None]:
         """Our own work: no part of the program, and not checked."""
-        session, before = self._session, self._session.check
-        session.check = None
-        try:
-            yield
-        finally:
-            session.check = before
+        return held(self._session, "check", None)
 
     def _differ(self, name: str, source: str, aspect: str, emulated: Any, expected: Any) -> None:
         difference = Difference(name, source, aspect, str(emulated), str(expected))
@@ -241,11 +236,8 @@ class Checker:
         return result
 
     def _deeper(self, run: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
-        self._depth += 1
-        try:
+        with held(self, "_depth", self._depth + 1):
             return run(module, *args, **kwargs)
-        finally:
-            self._depth -= 1
 
     def _compare_modules(self, source: str, found: list[Any], expected: list[Any]) -> None:
         rounding = 10 * ROUNDING
@@ -351,10 +343,10 @@ def _unlike(session: Session, here: Any, there: Any, rounding: float, of_half: f
         or here.layout is not torch.strided
         or here.is_nested
         or there.layout is not here.layout
+        or here.is_meta
+        or there.is_meta
     ):
-        return None  # `_kinds` has that
-    if here.is_meta or there.is_meta:
-        return None
+        return None  # there are no values to compare, or `_kinds` has that
     with session.on_host(), torch.no_grad():
         here, there = _seen(session, here.detach()), there.detach()
         if torch.equal(here, there) or not here.numel():

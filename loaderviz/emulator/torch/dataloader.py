@@ -52,7 +52,7 @@ from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import AT_REST, HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import reraise
-from loaderviz.imports import answering, starting
+from loaderviz.imports import answering, held, starting
 from loaderviz.machine import Carried, thread_time_ns, tick
 from loaderviz.stations import Place, Sampler, place_of, stack_of, timed, timing
 from loaderviz.timeline import Cause, Kind
@@ -591,7 +591,7 @@ class Meter(TorchDispatchMode):
         self._read, self.taken = Counter[File](), set[File]()  # bytes of files; those whose number somebody took
         self.files: Reads = ()
         self._mapped = self._mapping(mmap.mmap)
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._undo = contextlib.ExitStack()
         self.sampler: Sampler | None = None  # of the lines, where they are measured
         self._places = Counter[Place]()  # [ns] of what is priced at the line that does it
         self.place: Place | None = None
@@ -636,8 +636,7 @@ class Meter(TorchDispatchMode):
                 self.work += sum(self.host.work_time(2 * count) for count in self._read.values())
         finally:
             self.work, self.unpriced = (self.work + rest, 0) if self.measured else (self.work, rest)
-            while self._undo:
-                setattr(*self._undo.pop())
+            self._undo.close()
             self.place = self.sampler.most() if self.sampler is not None else None
             if self._places and (self.place is None or max(self._places.values()) > self.work // 2):
                 self.place = max(self._places, key=self._places.__getitem__)
@@ -768,23 +767,30 @@ class Meter(TorchDispatchMode):
         fetching = threading.get_ident()
 
         @functools.wraps(function)
-        def opening(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
+        def opening(
+            file: Any,
+            mode: str = "r",
+            buffering: int = -1,
+            encoding: Any = None,
+            errors: Any = None,
+            newline: Any = None,
+            closefd: Any = True,
+            opener: Any = None,
+        ) -> Any:
             start = processor_time()
-            options = dict(zip(("encoding", "errors", "newline", "closefd", "opener"), args, strict=False)) | kwargs
             binary = mode in ("rb", "br")
-            text = {name: options.pop(name, None) for name in ("encoding", "errors", "newline")}
-            usual = not any(text.values()) if binary else mode in ("r", "rt", "tr") and buffering
+            usual = not (encoding or errors or newline) if binary else mode in ("r", "rt", "tr") and buffering
             if threading.get_ident() != fetching or not usual:
-                return function(file, mode, buffering, *args, **kwargs)
+                return function(file, mode, buffering, encoding, errors, newline, closefd, opener)
             path = file if isinstance(file, int) else os.fspath(file)
             self.leave_out(start)
-            raw = _Opened(self, path, **options)
+            raw = _Opened(self, path, closefd=closefd, opener=opener)
             if not buffering:
                 return raw
             buffer = io.BufferedReader(raw, *[buffering] * (buffering > 1))
             if binary:
                 return buffer
-            reader: Any = io.TextIOWrapper(buffer, line_buffering=buffering == 1, **text)
+            reader: Any = io.TextIOWrapper(buffer, encoding, errors, newline, line_buffering=buffering == 1)
             reader.mode = mode
             return reader
 
@@ -812,7 +818,7 @@ class Meter(TorchDispatchMode):
             self._places[place] += self.host.work_time(2 * count)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
-        self._undo.append((owner, name, vars(owner)[name]))
+        self._undo.callback(setattr, owner, name, vars(owner)[name])
         setattr(owner, name, value)
 
     def _price_transforms(self) -> None:
@@ -858,12 +864,8 @@ class Meter(TorchDispatchMode):
                 price, size = decoding(source)
             if price is None:
                 return function(*args, **kwargs)
-            with self.not_counted():
-                self._decodes = True
-                try:
-                    result = function(*args, **kwargs)
-                finally:
-                    self._decodes = False
+            with self.not_counted(), held(self, "_decodes", True):
+                result = function(*args, **kwargs)
                 took = price.time(size, _size(result) or _size(source)) * factor // FULL
                 self._charge(took * (plain if price in JPEGS else FULL) // FULL, Cause.DECODE)
             return result

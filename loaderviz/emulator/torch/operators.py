@@ -253,9 +253,8 @@ class Operators(TorchDispatchMode):
             return func(*args, **kwargs)
         batch = max((tag.batch for tag in tags if tag is not None), default=-1)
         session.enter(operator.name)
-        blank = ""
-        if any(tag is not None and tag.blank for tag in tags):
-            blank = self._blank(operator, args, kwargs, tensors, tags)
+        any_blank = any(tag is not None and tag.blank for tag in tags)
+        blank = self._blank(operator, args, kwargs, tensors, tags) if any_blank else ""
         tracking = None if operator.no_kernel else session.tracking
         if tracking:
             tracking.before_change(tags)
@@ -895,11 +894,7 @@ class KernelCosts:
 
     def _precision(self, operator: Operator, tensors: Tensors) -> Precision:
         """Return in what precision the GPU would compute a product of these tensors."""
-        dtype = torch.float32
-        for tensor in tensors:
-            if tensor.dtype.is_floating_point:
-                dtype = tensor.dtype
-                break
+        dtype = next((tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point), torch.float32)
         if dtype in HALF:
             return "fp16"
         if dtype is torch.float64:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import timeit
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
@@ -94,13 +94,22 @@ class Patches:
         if before is not MISSING:
             self._swaps.append((before, self.set(owner, name, value)))
 
-    def around(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-        """Return a decorator: the function takes the place of `owner.name`, and gets that before its arguments."""
+    def set_all(self, owner: Any, values: Mapping[str, Any]) -> None:
+        """Like `set`, of several names."""
+        for name, value in values.items():
+            self.set(owner, name, value)
+
+    def around(self, owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
+        """Return a decorator: the function takes the place of `owner.name`, and gets that before its arguments.
+
+        So it does of each of several names.
+        """
 
         def put(replacement: Callable[..., Any]) -> None:
-            if before := getattr(owner, name, None):
-                place = self.function if isinstance(owner, ModuleType) else self.set
-                place(owner, name, MethodType(replacement, before))
+            place = self.function if isinstance(owner, ModuleType) else self.set
+            for name in names:
+                if before := getattr(owner, name, None):
+                    place(owner, name, MethodType(replacement, before))
 
         return put
 

@@ -359,32 +359,27 @@ def _made(
     session: Session, name: str, place: torch.device, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
     """Make what the constructor of an old type would: of sizes, data, a storage, or a tensor of that very type."""
-    with NO_FUNCTIONS():  # we are the mode
-        return _made_here(session, name, place, dtype, args, kwargs)
-
-
-def _made_here(
-    session: Session, name: str, place: torch.device, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> torch.Tensor:
-    device = kwargs.get("device")
+    device, sizes = kwargs.get("device"), kwargs.get("size", args)
     given = args[0] if args else kwargs.get("data", kwargs.get("other"))
-    if isinstance(given, torch.Tensor):
-        if device is not None:
-            raise RuntimeError(f"{name}(tensor, device=device) is not supported. Use torch.as_tensor(...) instead.")
-        if _device_of(given) != place or given.dtype is not dtype:
-            raise TypeError(f"expected a {name} (got {given.dtype} on {_device_of(given)})")
-        return aten.alias.default(given)  # type: ignore[no-any-return]
-    if device is not None and wanted_device(device).type != place.type:
-        raise RuntimeError(f"legacy constructor expects device type: {place.type} but device type: {device} was passed")
-    if isinstance(given, STORAGES):
-        return _of_storage(place, dtype, given)
-    sizes = kwargs.get("size", args)
-    if isinstance(given, torch.Size) or all(isinstance(size, int) for size in sizes):
-        sizes = given if isinstance(given, torch.Size) else sizes or (0,)
-        return construct(session, torch.empty, sizes, dtype=dtype, device=place)  # type: ignore[no-any-return]
-    if isinstance(given, (float, complex)):
-        raise TypeError(f"new(): data must be a sequence (got {type(given).__name__})")
-    return _from_data(session, torch.as_tensor, given, dtype=dtype, device=place)  # type: ignore[no-any-return]
+    with NO_FUNCTIONS():  # we are the mode
+        if isinstance(given, torch.Tensor):
+            if device is not None:
+                raise RuntimeError(f"{name}(tensor, device=device) is not supported. Use torch.as_tensor(...) instead.")
+            if _device_of(given) != place or given.dtype is not dtype:
+                raise TypeError(f"expected a {name} (got {given.dtype} on {_device_of(given)})")
+            return aten.alias.default(given)  # type: ignore[no-any-return]
+        if device is not None and wanted_device(device).type != place.type:
+            raise RuntimeError(
+                f"legacy constructor expects device type: {place.type} but device type: {device} was passed"
+            )
+        if isinstance(given, STORAGES):
+            return _of_storage(place, dtype, given)
+        if isinstance(given, torch.Size) or all(isinstance(size, int) for size in sizes):
+            sizes = given if isinstance(given, torch.Size) else sizes or (0,)
+            return construct(session, torch.empty, sizes, dtype=dtype, device=place)  # type: ignore[no-any-return]
+        if isinstance(given, (float, complex)):
+            raise TypeError(f"new(): data must be a sequence (got {type(given).__name__})")
+        return _from_data(session, torch.as_tensor, given, dtype=dtype, device=place)  # type: ignore[no-any-return]
 
 
 def _storage(given: Any) -> torch.UntypedStorage:
@@ -531,7 +526,6 @@ def _install_storages(session: Session, patches: Patches) -> None:
         return storage
 
     here = vars(internals.StorageBase)["device"].__get__
-    patches.set(kind, "device", property(lambda storage: DEVICE if tag(storage) else here(storage)))
 
     @patches.around(torch.Tensor, "set_")  # it does not come to the mode
     def set_(replace: Any, tensor: Any, source: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -541,6 +535,10 @@ def _install_storages(session: Session, patches: Patches) -> None:
         return replace(tensor, *(() if source is None else (source,)), *args, **kwargs)
 
     patches.around(kind, "is_shared")(lambda ask, storage: tag(storage) is not None or ask(storage))
-    patches.set(kind, "is_cuda", property(lambda storage: storage.device.type == "cuda"))
-    patches.set(kind, "data_ptr", lambda storage: found.block.address if (found := tag(storage)) else real(storage))
+    answers = {
+        "device": property(lambda storage: DEVICE if tag(storage) else here(storage)),
+        "is_cuda": property(lambda storage: storage.device.type == "cuda"),
+        "data_ptr": lambda storage: found.block.address if (found := tag(storage)) else real(storage),
+    }
+    patches.set_all(kind, answers)
     patches.around(kind, "__new__")(make)

@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns
@@ -38,6 +38,7 @@ from loaderviz.emulator.torch.patches import stop_waiting
 from loaderviz.emulator.torch.tensors import AT_REST, HostTag, TensorMemory
 from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
+from loaderviz.imports import held
 from loaderviz.machine import COARSE, TICKS, shared_memory, tick
 from loaderviz.stations import Sampler
 from loaderviz.timeline import Cause, Context, Timeline
@@ -180,14 +181,9 @@ class Session(HostThread, TensorMemory):
         finally:
             self.quiet -= 1
 
-    @contextmanager
-    def placing(self, device: torch.device | None) -> Iterator[None]:
+    def placing(self, device: torch.device | None) -> AbstractContextManager[None]:
         """A call of torch makes a tensor, which belongs on `device` (None: where its arguments are)."""
-        before, self.target = self.target, device
-        try:
-            yield
-        finally:
-            self.target = before
+        return held(self, "target", device)
 
     @contextmanager
     def seen(self) -> Iterator[None]:
@@ -198,12 +194,8 @@ class Session(HostThread, TensorMemory):
     @contextmanager
     def on_host(self) -> Iterator[None]:
         """Run a block on the CPU that is really there, also what asks for the GPU; nothing of it is counted."""
-        before, self.aside = self.aside, ON_HOST
-        try:
-            with internals.DisableTorchDispatch():
-                yield
-        finally:
-            self.aside = before
+        with held(self, "aside", ON_HOST), internals.DisableTorchDispatch():
+            yield
 
     @contextmanager
     def fetching_data(self, priced: bool = True) -> Iterator[Any]:

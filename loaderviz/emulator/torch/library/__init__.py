@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from loaderviz.emulator.torch.patches import Patches, stands_for
 from loaderviz.emulator.torch.placement import install_types, move
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
 from loaderviz.emulator.torch.tensors import PLAIN, is_on_device
+from loaderviz.imports import held
 
 # Parts of torch that make nothing of the device, and that a loop calls often
 ASKS_NOTHING: tuple[tuple[Any, str], ...] = (
@@ -78,6 +80,7 @@ def _install_default_device(patches: Patches, calls: Functions) -> None:
     `with torch.device(...)` ends by taking away the mode on top, which after `set_default_device` in it would be ours.
     """
 
+    @patches.around(_device.DeviceContext, "__enter__", "__exit__")
     def above(original: Any, self: Any, *args: Any) -> Any:
         others = [torch.overrides._pop_mode() for _ in range(internals.len_torch_function_stack())]
         ours = [mode for mode in others if mode is calls]
@@ -90,9 +93,6 @@ def _install_default_device(patches: Patches, calls: Functions) -> None:
             others = [torch.overrides._pop_mode() for _ in range(internals.len_torch_function_stack())]
             for mode in (*ours, *reversed(others)):
                 torch.overrides._push_mode(mode)
-
-    for name in ("__enter__", "__exit__"):
-        patches.around(_device.DeviceContext, name)(above)
 
 
 def _install_saved_tensor_hooks(patches: Patches, calls: Functions) -> None:
@@ -120,7 +120,7 @@ def _install_attention(patches: Patches) -> None:
     """
     names = torch.nn.attention.SDPBackend
     cuda_only = {names.EFFICIENT_ATTENTION, names.CUDNN_ATTENTION}
-    inside = [False]  # an encoder on the device, and in none of its layers
+    place = SimpleNamespace(inside=False)  # an encoder on the device, and in none of its layers
 
     @patches.around(torch.nn.attention, "_sdpa_kernel")
     def choose(original: Any, backends: Iterable[Any], *args: Any, **kwargs: Any) -> None:
@@ -129,29 +129,23 @@ def _install_attention(patches: Patches) -> None:
 
     @patches.around(torch.nn.TransformerEncoder, "forward")
     def encode(original: Any, self: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
-        inside.append(is_on_device(src))
-        try:
+        with held(place, "inside", is_on_device(src)):
             return original(self, src, *args, **kwargs)
-        finally:
-            inside.pop()
 
     @patches.around(torch.nn.TransformerEncoderLayer, "forward")
     def encode_layer(
         run: Any, self: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = False
     ) -> Any:
-        inside.append(False)
-        try:
-            padding = getattr(src, PADDING, src_key_padding_mask)
+        padding = getattr(src, PADDING, src_key_padding_mask)
+        with held(place, "inside", False):
             result = run(self, src, src_mask, padding, is_causal)
-        finally:
-            inside.pop()
         if hasattr(src, PADDING):
             setattr(result, PADDING, padding)
         return result
 
     @patches.around(torch, "_nested_tensor_from_mask")
     def pack(original: Any, tensor: Any, mask: Any, mask_check: bool = True) -> Any:
-        if not inside[-1]:
+        if not place.inside:
             return original(tensor, mask, mask_check)
         mask.sum(1).cpu()
         packed = tensor.clone()
@@ -159,7 +153,7 @@ def _install_attention(patches: Patches) -> None:
         return packed
 
     ask = torch.overrides.has_torch_function
-    patches.set(torch.overrides, "has_torch_function", lambda values: not inside[-1] and ask(values))
+    patches.set(torch.overrides, "has_torch_function", lambda values: not place.inside and ask(values))
 
 
 @answers(torch.ctc_loss)
@@ -262,10 +256,8 @@ def _install_optimizers(patches: Patches) -> None:
     """What an optimizer asks of each parameter goes past `Functions`: it would see some five questions for each."""
 
     def zero_grad(zero: Any, self: Any, set_to_none: bool = True) -> None:
-        if isinstance(self, torch.nn.Module):
-            params = list(self.parameters())
-        else:
-            params = [param for group in self.param_groups for param in group["params"]]
+        is_module = isinstance(self, torch.nn.Module)
+        params = self.parameters() if is_module else (each for group in self.param_groups for each in group["params"])
         with internals.DisableTorchFunction() if set_to_none and _asks_only(params) else nullcontext():
             zero(self, set_to_none)
 

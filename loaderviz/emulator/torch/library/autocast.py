@@ -24,6 +24,7 @@ KEY = "AutocastPrivateUse1"
 KEYS: Any = internals.DispatchKey
 OURS, CPUS = (internals.DispatchKeySet(key) for key in (KEYS.AutocastPrivateUse1, KEYS.AutocastCPU))
 Kernel = Callable[..., Any]
+Change = Callable[[Any, Any], Any]  # of the arguments of a call and its keywords
 # By name, without overload. An operator with a cast for CUDA that stands in none of these is computed in float32.
 LOWER = names("""
     _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu
@@ -89,67 +90,29 @@ class Casts:
         self._libraries = [others, aten]
         others.fallback(fallthrough_kernel, KEY)
         for name in operators_with("AutocastCUDA"):
-            aten.impl(name, self._kernel(name))
+            aten.impl(name, self._kernel_of(name))
         for name in RNN:
-            aten.impl(name, self._cast(_overload(name), _lower))
+            aten.impl(name, _kernel(_overload(name), self._cast(_lower)))
         for name in operators_with("AutocastCPU") - operators_with("AutocastCUDA"):
             aten.impl(name, _past_the_cpus(_overload(name)), with_keyset=True)
 
-    def _kernel(self, name: str) -> Kernel:
+    def _kernel_of(self, name: str) -> Kernel:
         base, overload = name.removeprefix("aten::").partition(".")[0], _overload(name)
         if base in LOWER or base in WIDEST:
-            return self._cast(overload, _lower if base in LOWER else _widest)
+            return _kernel(overload, self._cast(_lower if base in LOWER else _widest))
         if base in RESULT:
-            return self._with_result(overload)
+            return _kernel(overload, _with_result(overload))
         if name in NORM:
-            return self._with_result(getattr(torch.ops.aten.norm, NORM[name]), appends=True)
-        if base == UNSAFE:
-            return self._refusal(overload)
-        return self._cast(overload, lambda values: torch.float32)
+            overload = getattr(torch.ops.aten.norm, NORM[name])
+            return _kernel(overload, _with_result(overload, appends=True))
+        return _kernel(overload, _refuse if base == UNSAFE else self._cast(lambda values: torch.float32))
 
-    def _cast(self, overload: Any, choose: Callable[[Iterable[torch.Tensor]], torch.dtype]) -> Kernel:
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            with internals.DisableTorchFunction(), internals.ExcludeDispatchKeyGuard(OURS):
-                leaves = tree_leaves((args, kwargs))
-                if not any(map(is_on_device, leaves)):
-                    return overload(*args, **kwargs)
-                if torch.is_autocast_enabled("cuda"):
-                    dtype = choose(filter(_is_eligible, leaves))
-                    args, kwargs = tree_map_only(torch.Tensor, lambda value: self.to(value, dtype), (args, kwargs))
-                with internals.ExcludeDispatchKeyGuard(CPUS):
-                    return overload(*args, **kwargs)
+    def _cast(self, choose: Callable[[Iterable[torch.Tensor]], torch.dtype]) -> Change:
+        def change(args: Any, kwargs: Any) -> Any:
+            dtype = choose(filter(_is_eligible, tree_leaves((args, kwargs))))
+            return tree_map_only(torch.Tensor, lambda value: self.to(value, dtype), (args, kwargs))
 
-        return kernel
-
-    def _with_result(self, overload: Any, appends: bool = False) -> Kernel:
-        arguments = overload._schema.arguments
-        place = next(place for place, argument in enumerate(arguments) if argument.name == "dtype")
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            with internals.DisableTorchFunction(), internals.ExcludeDispatchKeyGuard(OURS):
-                if not is_on_device(args[0]):
-                    return overload(*args, **kwargs)
-                asked = args[place] if place < len(args) else kwargs.get("dtype")
-                if asked is None and torch.is_autocast_enabled("cuda"):
-                    single = _is_eligible(args[0])
-                    kwargs = {**kwargs, "dtype": torch.float32 if single else args[0].dtype if appends else None}
-                    args = args[:place]
-                with internals.ExcludeDispatchKeyGuard(CPUS):
-                    return overload(*args, **kwargs)
-
-        return kernel
-
-    def _refusal(self, overload: Any) -> Kernel:
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            if torch.is_autocast_enabled("cuda") and any(map(is_on_device, args)):
-                raise RuntimeError(
-                    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. Use "
-                    "binary_cross_entropy_with_logits or BCEWithLogitsLoss, which join the sigmoid before it to it."
-                )
-            with internals.ExcludeDispatchKeyGuard(OURS):
-                return overload(*args, **kwargs)
-
-        return kernel
+        return change
 
     def to(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Cast a tensor if it is one that autocast casts; a weight only once."""
@@ -161,6 +124,41 @@ class Casts:
         if id(value) not in self.cache:
             self.cache[id(value)] = value, value.to(dtype)
         return self.cache[id(value)][1]
+
+
+def _kernel(overload: Any, change: Change) -> Kernel:
+    """Return what calls an operator; of tensors of the device with what autocast changes, and not the CPU's."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with internals.DisableTorchFunction(), internals.ExcludeDispatchKeyGuard(OURS):
+            if not any(map(is_on_device, tree_leaves((args, kwargs)))):
+                return overload(*args, **kwargs)
+            if torch.is_autocast_enabled("cuda"):
+                args, kwargs = change(args, kwargs)
+            with internals.ExcludeDispatchKeyGuard(CPUS):
+                return overload(*args, **kwargs)
+
+    return kernel
+
+
+def _with_result(overload: Any, appends: bool = False) -> Change:
+    """Return what asks an operator for a result of float32, if the call asks for none."""
+    place = next(place for place, argument in enumerate(overload._schema.arguments) if argument.name == "dtype")
+
+    def change(args: Any, kwargs: Any) -> Any:
+        if (args[place] if place < len(args) else kwargs.get("dtype")) is not None:
+            return args, kwargs
+        dtype = torch.float32 if _is_eligible(args[0]) else args[0].dtype if appends else None
+        return args[:place], {**kwargs, "dtype": dtype}
+
+    return change
+
+
+def _refuse(args: Any, kwargs: Any) -> Any:
+    raise RuntimeError(
+        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. Use "
+        "binary_cross_entropy_with_logits or BCEWithLogitsLoss, which join the sigmoid before it to it."
+    )
 
 
 def _lower(values: Iterable[torch.Tensor]) -> torch.dtype:

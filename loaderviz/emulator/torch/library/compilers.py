@@ -87,16 +87,13 @@ def _install_tracing(session: Session, patches: Patches) -> None:
         with session.on_host():
             return trace(*args)
 
-    for owner, names in ((internals.C, TRACERS), (internals.ScriptModule, METHOD_TRACERS)):
-        for name in names:
-            patches.around(owner, name)(watch)
+    patches.around(internals.C, *TRACERS)(watch)
+    patches.around(internals.ScriptModule, *METHOD_TRACERS)(watch)
 
+    @patches.around(internals.Graph, "__str__", "__repr__")
     def printed(write: Callable[..., str], graph: Any) -> str:
         with internals.DisableTorchDispatch():  # it looks at constants by operators
             return write(graph)
-
-    for name in ("__str__", "__repr__"):
-        patches.around(internals.Graph, name)(printed)
 
 
 # TorchScript, which asks its tensors in C++ where they are, and hears "cpu"
@@ -150,9 +147,8 @@ def _install_scripts(session: Session, patches: Patches) -> None:
         files = dict(_extra_files or {}) | ({PLACE: "cuda"} if any(map(is_on_device, self.parameters())) else {})
         return original(self, *args, _extra_files=files, **kwargs)
 
-    for name in ("save", "save_to_buffer"):
-        for module in (vars(torch.jit)["RecursiveScriptModule"], torch.jit.ScriptModule):
-            patches.around(module, name)(save)
+    for module in (vars(torch.jit)["RecursiveScriptModule"], torch.jit.ScriptModule):
+        patches.around(module, "save", "save_to_buffer")(save)
 
     @patches.around(torch.jit, "load")
     def load(original: Any, f: Any, map_location: Any = None, _extra_files: Any = None, **kwargs: Any) -> Any:

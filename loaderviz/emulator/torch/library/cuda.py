@@ -47,8 +47,6 @@ def install(session: Session, patches: Patches) -> None:
     patches.set(REAL_EVENT, "__new__", lambda cls, *args, **kwargs: CudaEvent(*args, **kwargs))
     patches.function(torch, "Stream", Stream)
     patches.function(torch, "Event", Event)
-    for name in ("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice"):
-        patches.set(internals.C, name, _exchange_device)
     refusals: dict[str, Any] = {}
     for what, names in NOT_MODELLED.items():
         for name in names.split():
@@ -58,10 +56,11 @@ def install(session: Session, patches: Patches) -> None:
             else:
                 refusals[name] = refuse
 
+    exchanging = dict.fromkeys(("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice"), _exchange_device)
+    patches.set_all(internals.C, exchanging | {"_cuda_tunableop_is_enabled": lambda: False})
     patches.set(internals.C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     ask: Any = torch.get_device_module  # torch remembers its answers, which have no place in a recording, nor after it
     patches.function(torch, "get_device_module", getattr(ask, "__wrapped__", ask))
-    patches.set(internals.C, "_cuda_tunableop_is_enabled", lambda: False)
     # For torch's own functions: random numbers are those of a run on the CPU
     patches.set(torch.cuda, "default_generators", (DefaultGenerator(),))
     makers = ("_create_jit_fn", "_create_multi_output_jit_fn")
@@ -400,9 +399,8 @@ class ExternalStream(CudaStream):
         """Return the stream of that number. Raises `NotModelledError` if it was made outside PyTorch."""
         check_device(device)
         with calling("torch.cuda.ExternalStream") as session:
-            for stream in session.runtime.streams.values():
-                if stream.id == stream_ptr:
-                    return cls.of(session, stream)
+            if stream := session.runtime.streams.get(stream_ptr):
+                return cls.of(session, stream)
         raise NotModelledError(
             f"torch.cuda.ExternalStream: the emulated GPU does not model streams made outside PyTorch, as {stream_ptr} "
             "is. Leave this call out, or run on a GPU."

@@ -25,6 +25,7 @@ from loaderviz.emulator.torch.patches import Disguised, Patches, stands_for
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import AT_REST, ATTRIBUTE, SET, DeviceTag, storage_of, tag_of
 from loaderviz.errors import NotModelledError
+from loaderviz.imports import held
 
 POOLS = count(1)
 
@@ -281,10 +282,7 @@ def install(session: Session, patches: Patches) -> None:
 
     @patches.around(torch.cuda, "make_graphed_callables")
     def make_graphed_callables(make: Any, *args: Any, **kwargs: Any) -> Any:
-        session.warming_up = True
-        try:
+        with held(session, "warming_up", True):
             return make(*args, **kwargs)
-        finally:
-            session.warming_up = False
 
     patches.set(torch.cuda.graph, "default_capture_stream", None)  # one that is kept would be of an earlier recording

@@ -19,6 +19,7 @@ from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
 from loaderviz.emulator.torch.tensors import is_on_device
 from loaderviz.errors import NotModelledError
+from loaderviz.imports import held
 
 
 def install(session: Session, patches: Patches) -> None:
@@ -40,7 +41,7 @@ def _install_data_parallel(patches: Patches) -> None:
     def broadcast_out(tensor: torch.Tensor, out: Any) -> Any:
         return [each.copy_(tensor) for each in out]
 
-    for name, answer in {
+    answers = {
         "_scatter": scatter,
         "_scatter_out": lambda tensor, out, dim, streams: broadcast_out(tensor, out),
         "_gather": lambda tensors, dim, index: tensors[0].to("cpu" if index == -1 else DEVICE),
@@ -48,8 +49,8 @@ def _install_data_parallel(patches: Patches) -> None:
         "_broadcast": lambda tensor, devices: (tensor.to(DEVICE),),
         "_broadcast_out": broadcast_out,
         "_broadcast_coalesced": lambda tensors, devices, size: [[tensor.to(DEVICE) for tensor in tensors]],
-    }.items():
-        patches.set(internals.C, name, answer)
+    }
+    patches.set_all(internals.C, answers)
     patches.set(_functions, "_streams", None)  # the copy stream that it keeps for each GPU
 
 
@@ -129,15 +130,14 @@ def _install_collectives(session: Session, patches: Patches) -> None:
             raise RuntimeError(f"{collective.__name__}: No backend type associated with device type cpu")
         return collective(*args, **kwargs)
 
-    for name in COLLECTIVES:
-        patches.around(distributed, name)(only_of_device)
+    patches.around(distributed, *COLLECTIVES)(only_of_device)
 
     @patches.around(distributed.distributed_c10d, "_get_object_coll_device")
     def device_of_objects(device_of: Any, group: Any = None) -> str:
         return "cuda" if only_nccl(group) else device_of(group)
 
-    for name, answer in {"_start_coalescing": lambda *_: None, "_end_coalescing": lambda *_: Done()}.items():
-        patches.set(distributed.ProcessGroup, name, answer)
+    patches.set(distributed.ProcessGroup, "_start_coalescing", lambda *_: None)
+    patches.set(distributed.ProcessGroup, "_end_coalescing", lambda *_: Done())
 
 
 def _install_reducer(session: Session, patches: Patches) -> None:
@@ -151,13 +151,8 @@ def _install_reducer(session: Session, patches: Patches) -> None:
             session.note("DistributedDataParallel over one rank: what reduces the gradients costs as any kernel does")
         make(self, module, *args, **kwargs)
 
+    @patches.around(parallel, "_ddp_init_helper", "_pre_forward")
     def with_parameters(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         """Its buckets are made in C++, of no tensor: they belong where the parameters are."""
-        before, session.call = session.call, (tuple(self.module.parameters()), {})
-        try:
+        with held(session, "call", (tuple(self.module.parameters()), {})):
             return original(self, *args, **kwargs)
-        finally:
-            session.call = before
-
-    for name in ("_ddp_init_helper", "_pre_forward"):
-        patches.around(parallel, name)(with_parameters)

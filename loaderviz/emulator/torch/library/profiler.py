@@ -16,6 +16,7 @@ from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.internals import DeviceType
 from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import Session
+from loaderviz.imports import held
 from loaderviz.timeline import Kind, Timeline
 
 
@@ -95,11 +96,8 @@ class Trace:
         """It takes one back, and may record events of its own."""
         if block.size:
             _tell("MemoryDeallocation", block.address)
-        self._frees = True
-        try:
+        with held(self, "_frees", True):
             give_back(block)
-        finally:
-            self._frees = False
 
 
 def _tell(what: str, *numbers: int) -> None:

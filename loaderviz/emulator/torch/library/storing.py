@@ -120,6 +120,7 @@ def _install_dlpack(session: Session, patches: Patches) -> None:
     """DLPack of a device tensor is on the device, and shares its memory: torch's own code, but for the capsules."""
     given: dict[int, tuple[Any, torch.Tensor]] = {}  # by the id of a capsule that was made of a device tensor
 
+    @patches.around(internals.C, "_to_dlpack", "_to_dlpack_versioned")
     def give(make: Any, tensor: torch.Tensor, dl_device: Any = None, copy: Any = None) -> Any:
         if not is_on_device(tensor):
             return make(tensor, dl_device=dl_device, copy=copy)
@@ -129,9 +130,6 @@ def _install_dlpack(session: Session, patches: Patches) -> None:
         if not to_host:
             given[id(capsule)] = capsule, tensor
         return capsule
-
-    for name in ("_to_dlpack", "_to_dlpack_versioned"):
-        patches.around(internals.C, name)(give)
 
     @patches.around(internals.C, "_from_dlpack")
     def take(original: Any, capsule: Any) -> torch.Tensor:

@@ -42,16 +42,22 @@ def install(session: Session, patches: Patches) -> None:
     _install_memory(session, patches)
     software = DATA["gpu"]["software"]
     patches.set(torch.version, "cuda", software["cuda"])
-    patches.set(internals.C, "_nccl_version", lambda: _packed(software["nccl"]))
-    patches.set(internals.C, "_nccl_version_suffix", lambda: b"")
-    patches.set(internals.C, "_has_cudnn", True)
-    for name, answer in {"version": software["cudnn"], "is_available": True}.items():
-        patches.set(torch.backends.cudnn, name, lambda answer=answer: answer)
-    patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: is_on_device(tensor) and tensor.dtype in CUDNN)
-    patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)  # an operator of cuDNN alone
     limit = [10]
-    patches.set(internals.C, "_cuda_get_cudnn_benchmark_limit", lambda: limit[0])
-    patches.set(internals.C, "_cuda_set_cudnn_benchmark_limit", lambda value: limit.__setitem__(0, value))
+    of_c = {
+        "_nccl_version": lambda: _packed(software["nccl"]),
+        "_nccl_version_suffix": lambda: b"",
+        "_has_cudnn": True,
+        "_cuda_get_cudnn_benchmark_limit": lambda: limit[0],
+        "_cuda_set_cudnn_benchmark_limit": lambda value: limit.__setitem__(0, value),
+    }
+    patches.set_all(internals.C, of_c)
+    of_cudnn = {
+        "version": lambda: software["cudnn"],
+        "is_available": lambda: True,
+        "is_acceptable": lambda tensor: is_on_device(tensor) and tensor.dtype in CUDNN,
+    }
+    patches.set_all(torch.backends.cudnn, of_cudnn)
+    patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)  # an operator of cuDNN alone
     runtime = _cudart(session)
     patches.set(torch.cuda, "_cudart", runtime)
     patches.function(torch.cuda, "cudart", lambda: runtime)
@@ -71,9 +77,10 @@ def install(session: Session, patches: Patches) -> None:
     }.items():
         patches.function(torch.cuda, name, for_device(question))
     if pynvml := sys.modules.get("pynvml"):  # torch.cuda imports it, if it is there
-        patches.set(pynvml, "nvmlLib", Nvml(session, utilization))
-        patches.set(pynvml, "_nvmlGetFunctionPointer_cache", {})
-        patches.set(pynvml, "_LoadNvmlLibrary", lambda: None)
+        library = Nvml(session, utilization)
+        patches.set_all(
+            pynvml, {"nvmlLib": library, "_nvmlGetFunctionPointer_cache": {}, "_LoadNvmlLibrary": lambda: None}
+        )
     else:
         for name in ("temperature", "power_draw", "clock_rate", "memory_usage"):
             patches.function(torch.cuda, name, _needs_nvml(name))
@@ -206,8 +213,7 @@ def _install_memory(session: Session, patches: Patches) -> None:
     """Put in place what torch's C++ would answer of memory, and what torch's Python itself decides."""
     functions = _fraction(session) | _whole(session)
     own = _statistics(session) | _pinned_statistics(session) | _history(session)
-    for name, answer in (own | {"_accelerator_getMemoryInfo": functions["mem_get_info"]}).items():
-        patches.set(internals.C, name, answer)
+    patches.set_all(internals.C, own | {"_accelerator_getMemoryInfo": functions["mem_get_info"]})
     for owner in (torch.cuda, torch.cuda.memory, torch.accelerator):
         for name, answer in functions.items():
             patches.function(owner, name, answer)
