@@ -862,6 +862,10 @@ class TimelineBuilder:
         start, end, lane = self._values[at : at + 3] if at >= 0 else (-1, -1, 0)
         return start, end, lane
 
+    def lane_of(self, span: int) -> str:
+        """Return the name of the lane of a span, "main" if it was dropped."""
+        return str(list(self._lanes)[self.place(span)[2]][0])
+
     def drop(self, before: int) -> None:
         """Forget the first spans, up to one that ends at `before` [ns] or later. The others keep their numbers."""
         ends = self._values[1::WIDTH]

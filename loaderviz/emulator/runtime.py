@@ -568,6 +568,8 @@ class Runtime:
         """Make a command of the present batch and source, and put it into its stream."""
         if not 0 < share <= FULL:
             raise ValueError(f"{name}: share {share} must lie in 1..{FULL} thousandths of the GPU")
+        if self.main:
+            self.scheduler.shares_gpu = True
         ready = self.now + self.gpu.launch_latency
         self._correlation = number = self._correlation + 1
         command = Command(

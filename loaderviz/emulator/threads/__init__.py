@@ -25,7 +25,9 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+from loaderviz import words
 from loaderviz.emulator.device import Stream
+from loaderviz.emulator.hazards.between_threads import BetweenThreads
 from loaderviz.emulator.host import OwnTime
 from loaderviz.emulator.runtime import Runtime
 from loaderviz.errors import LoadervizError, NotModelledError
@@ -38,19 +40,18 @@ ELSEWHERE = "subprocess", "socket", "selectors", "ssl"  # waits that others end
 SLOW = 40  # how many looks they may take
 PROCESSES = "multiprocessing"  # the main thread may wait for them as long
 STANDARD = "threading", "queue", "concurrent", "asyncio", "contextlib"  # what the program waits with
-MODEL = (
-    "the program's threads run as if each had a core of its own: Python's interpreter lock is not modelled; and "
-    "hazards are those between streams and one host, not those between threads"
-)
+MODEL = "the program's threads run as if each had a core of its own: Python's interpreter lock is not modelled"
 OUTSIDE = "a thread that is not recorded ended a wait of one that is: the timeline depends on when it did"
 UNSEEN = (
     "{} {} that the recording cannot see, while threads that could end it have no turn: a bare lock (one made before "
     "record(), by `_thread`, or in C), a pipe, a queue of multiprocessing, or a variable that a loop looks at. Wait "
     "for a lock, queue, event or future that is made inside the block. It is at\n{}"
 )
-IN_A_FETCH = (
-    "a data set waits for a thread of the program while it fetches, which record(threads=True) does not model: fetch "
-    "in the thread itself, or record without threads=True, where threads that do not touch the GPU run as they are"
+IN_A_FETCH = "waits for a thread of the program while it fetches"
+FETCH_ELSEWHERE = "that is not modelled where a second thread uses the GPU. Fetch in the thread itself"
+LET_GO = (
+    "from {} on the program's threads ran in real time, and what they do is not in the timeline, which may depend on "
+    "this machine: {}"
 )
 ASKS, EAGER, PAUSE = 50, 1000, 1000  # ns that a look costs; after how many without a pause [ns] each costs more
 
@@ -93,6 +94,7 @@ class Turn:
         self.why, self.place = "", ""
         self.problem: BaseException | None = None  # to be raised where it waits
         self.joiners: list[Turn] = []
+        self.known: Any = None  # what it knew of the work of all, when it ended
         self.done = False
 
     def rest(self) -> None:
@@ -118,11 +120,14 @@ class Scheduler:
         self.runtime: Runtime = session.runtime
         self.alive, self.gives_turns = True, False  # the latter where `python.install` lets threads have them
         self.may_wake: Callable[[threading.Thread], bool]  # tells whether one outside the recording may end a wait
+        self.at_rest: Callable[[], object] = lambda: None  # tells what a new thread's `aside` is
         self.leave_thread: Callable[[], object] = bool  # called in a thread that goes on when the recording is over
         self.running: Turn | None = None  # who has the baton
         self.main: Turn | None = None
         self.outside: deque[list[Turn]] = deque()  # lines that a thread outside the recording has moved
         self.points = 0
+        self.shares_gpu = False  # a second thread has used it
+        self.let_go_for = ""  # why threads have turns no more, if they had
         self._turns: list[Turn] = []  # of threads that have not ended
         self._heap: list[tuple[int, int, int, Turn]] = []
         self._numbers = count()
@@ -147,8 +152,10 @@ class Scheduler:
             self.main.ident = threading.get_ident()
             self._turns.append(self.main)
             self.runtime.scheduler = self
-            self.session.alone = 0
+            self.session.alone, self.session.stop = 0, None
             self.session.note(MODEL)
+            if self.runtime.races:
+                self.runtime.races.divide()
             _thread.start_new_thread(self._watch, ())
         assert self.running
         return self.running
@@ -161,7 +168,9 @@ class Scheduler:
         number, runtime = next(self._numbers), self.runtime
         name = UNNAMED.sub(f"thread {number}", name)
         own = HostThread(runtime.default_stream)
-        own.check = self.session.check
+        if self.order:
+            self.order.start(number)
+        own.check, own.aside = self.session.check, self.at_rest()
         turn = Turn(number, name, self._parts(own, runtime.builder.lane(name, "host", "thread", number)))
         self._turns.append(turn)
         self._ready(turn, runtime.now)
@@ -183,6 +192,8 @@ class Scheduler:
         turn.done = True
         if not self.alive or self.running is not turn:
             return
+        if self.order:
+            turn.known = self.order.end(turn.number)
         self._turns.remove(turn)
         self.wake(turn.joiners, everybody=True)
         self._hand_over(self._next() or self._stuck())
@@ -191,6 +202,8 @@ class Scheduler:
         """It could not be started."""
         turn.version += 1
         turn.done = True
+        if self.order:
+            self.order.end(turn.number)
         self._turns.remove(turn)
 
     def point(self) -> None:
@@ -276,6 +289,22 @@ class Scheduler:
             self._for_device.append((over, turn))
             self._pass(turn)
 
+    # Who knows of whose work
+
+    @property
+    def order(self) -> BetweenThreads | None:
+        """What threads know of each other's work; None where no races are looked for."""
+        return self.runtime.order.threads
+
+    def tell(self, before: Any = None) -> Any:
+        """Return what the thread that runs knows, and what was told before; None where nobody asks."""
+        return self.order.tell(before) if self.order and self.here() else before
+
+    def learn(self, told: Any) -> None:
+        """The thread that runs comes after who told this."""
+        if self.order and self.here():
+            self.order.learn(told)
+
     # The baton
 
     def _ready(self, turn: Turn, at: int) -> None:
@@ -327,6 +356,8 @@ class Scheduler:
 
     def _hand_over(self, turn: Turn) -> None:
         self.running = turn
+        if self.order:
+            self.order.run(turn.number)
         if turn.baton.locked():
             turn.baton.release()
 
@@ -338,8 +369,25 @@ class Scheduler:
                 turn.problem, self._wanted = problem, turn
         if self.alive:
             turn.resume()
-        else:
+        elif not (self.let_go_for and turn is self.main):
             self.leave_thread()
+
+    def let_go(self, why: str) -> None:
+        """All threads go on in real time, as if there were no turns: the main thread is the one that is recorded.
+
+        Only where no other one has used the GPU. `why` is a sentence's end for the notes.
+        """
+        session, main = self.session, self.main
+        assert main and self.running
+        if self.running is not main:
+            session.stray, session.stop = self.running.ident, bool  # the latter so that its calls are looked at
+            main.resume()
+        self.let_go_for, self.gives_turns = why, False
+        session.note(LET_GO.format(words.duration(self.runtime.now), why))
+        session.alone, self.running = main.ident, None
+        if self.order:
+            self.order.run(main.number)
+        self.close()
 
     # What cannot go on
 
@@ -388,8 +436,12 @@ class Scheduler:
         loader = not for_thread and any(name.startswith("torch.utils.data") for name in modules)
         if not self.alive or slow or loader or not waiting:
             return  # another process or machine ends that wait: its own schedule says when
-        stack = "".join(traceback.format_stack(frame)[-6:])
         does = "waits for something" if still else "loops over something"
+        if not self.shares_gpu:
+            place = traceback.extract_stack(frame)[-1]
+            self.let_go(f"{turn.name} {does} that the recording cannot see, at {place.filename}:{place.lineno}")
+            return
+        stack = "".join(traceback.format_stack(frame)[-6:])
         problem = NotModelledError(UNSEEN.format(turn.name, does, stack))
         self.session.refused_elsewhere(problem)  # where it is the main thread, that is stopped by a signal
         main, self._problem = self.main, problem

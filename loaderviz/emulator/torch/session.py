@@ -56,8 +56,8 @@ OTHER_WORK = [{str(key): [key, (key,)]} for key in range(8)]  # as large as the 
 NOTED = 2_000_000  # ns of a batch that are unpriced, or measured on the wall, from which this is noted
 # And how many times what is charged. This machine's processor may be slower than the named one; its waits add up.
 ONE_THREAD = (
-    ": the emulated GPU has one host thread. Issue CUDA calls from the thread that entered record(), or let threads "
-    "take turns in virtual time, with record(threads=True) or `loaderviz run --threads`."
+    ": with threads=False the emulated GPU has one host thread. Issue CUDA calls from the thread that entered record(), "
+    "or let threads take turns in virtual time, as they do without threads=False."
 )
 NOT_RECORDED = (
     " that takes no turns: it is older than the recording, or was started by `_thread`, by a library for its "
@@ -115,6 +115,7 @@ class Session(HostThread, TensorMemory):
 
     active: ClassVar[Session | None] = None  # the one whose recording runs
     stop: Callable[[], None] | None = None  # to be called once the recording may stop
+    stray = 0  # the thread that has our modes, and no turns any more
     _stopped = 0  # when it did, on this machine's clock [ns]
     plain = True  # nothing is in the program that the CPU alone would do in another way
     touched = False  # a data set has to do with the device
@@ -266,8 +267,10 @@ class Session(HostThread, TensorMemory):
             self.scheduler.point()
             if self.alive:
                 return
-        problem = f"{call} in a second Python thread" + (NOT_RECORDED if self.scheduler.gives_turns else ONE_THREAD)
-        raise self.refused_elsewhere(NotModelledError(problem))
+        why = NOT_RECORDED if self.scheduler.gives_turns else ONE_THREAD
+        if self.scheduler.let_go_for:
+            why = f", and threads have no turns any more: {self.scheduler.let_go_for}"
+        raise self.refused_elsewhere(NotModelledError(f"{call} in a second Python thread{why}"))
 
     def catch_up(self) -> None:
         """Where Python is measured, let the clock come to where the program is."""
@@ -522,12 +525,18 @@ class Session(HostThread, TensorMemory):
             batch = self.batches.asked_for(start) if name.startswith(LOADER_NEXT) else self.batches.current
             self.runtime.range(start, self.runtime.now, name, batch)
 
-    def stop_if_idle(self) -> None:
-        """Stop, unless the call of torch that the program makes is inside another one, or in something that counts."""
+    def stop_if_idle(self) -> bool:
+        """Stop, unless the call of torch that the program makes is inside another one, or in something that counts.
+
+        Tell whether it is a call of a thread that is not recorded any more.
+        """
+        if self.stray or self.runtime.main:
+            return threading.get_ident() == self.stray
         counts = self.priced or self.fetching or self.quiet or self.functions > self.measured
         if self.stop and not counts and self.target is None and self.runtime.capture is None:
             stop, self.stop = self.stop, None
             stop()
+        return False
 
     def since_stop(self) -> int:
         """Return how long ago the recording stopped [ns], on this machine's clock; 0 if it has not."""

@@ -117,7 +117,7 @@ def in_two_threads():
 
 
 def short_recording(block=copies_and_products):
-    with lv.record(on="a100", threads=block is in_two_threads):
+    with lv.record(on="a100"):
         block()
 
 
