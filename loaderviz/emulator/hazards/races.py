@@ -206,9 +206,7 @@ class Races:
         """
         if self.order.threads:
             clock = self.order.threads.clock(stream.id)
-            self.memory.forget(
-                start, end, lambda place: place[0] % THREAD != stream.id and clock.get(place[0], 0) >= place[1]
-            )
+            self.memory.forget(start, end, lambda place: clock.get(place[0], 0) >= place[1])
 
     # What was found
 

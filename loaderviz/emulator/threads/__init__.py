@@ -192,6 +192,7 @@ class Scheduler:
         turn.done = True
         if not self.alive or self.running is not turn:
             return
+        self.session.give_back()
         if self.order:
             turn.known = self.order.end(turn.number)
         self._turns.remove(turn)
@@ -212,6 +213,7 @@ class Scheduler:
         if turn is None:
             return
         self.points += 1
+        self.session.give_back()
         now = self.runtime.now
         if (self._heap and self._heap[0][:2] < (now, turn.number)) or self._for_device or self._wanted or self.outside:
             self._ready(turn, now)
