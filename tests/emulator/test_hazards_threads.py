@@ -120,7 +120,9 @@ class Emulated:
         self.runtime.wait_event(self.streams[stream], self.events[event])
 
     def synchronize(self, thread, what, which):
-        self.runtime.synchronize({"event": self.events, "stream": self.streams}[what][which] if what != "device" else None)
+        self.runtime.synchronize(
+            {"event": self.events, "stream": self.streams}[what][which] if what != "device" else None
+        )
 
     def release(self, thread, lock):
         self.locks[lock] = self.order.tell()

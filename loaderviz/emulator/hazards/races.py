@@ -20,7 +20,15 @@ from loaderviz import words
 from loaderviz.emulator.device import Command, Stream
 from loaderviz.emulator.hazards import UNSEEN, Access, Hazard, Hazards, Lints, RaceError, short, texts
 from loaderviz.emulator.hazards.between_threads import THREAD, BetweenThreads
-from loaderviz.emulator.hazards.happens_before import HOST, AddressMap, Cell, Clock, HappensBefore, HostWork, LastAccess
+from loaderviz.emulator.hazards.happens_before import (
+    HOST,
+    AddressMap,
+    Cell,
+    Clock,
+    HappensBefore,
+    HostWork,
+    LastAccess,
+)
 from loaderviz.emulator.hazards.lints import Linter, tensors_used
 from loaderviz.timeline import TimelineBuilder
 
@@ -31,7 +39,8 @@ BATCHES = 5  # batches that a report names
 class Conflict(NamedTuple):
     """Two accesses of the same bytes that nothing orders; `waited` is the line of the last wait between their streams.
 
-    `apart`: the second's thread does not know of the first's work. `shows` is larger for one that shows better what is wrong.
+    `apart`: the second's thread does not know of the first's work. `shows` is larger for one that shows better what is
+    wrong.
     """
 
     first: LastAccess
@@ -173,7 +182,9 @@ class Races:
                 continue
             if clock.get(other, 0) < before.sequence:
                 reused = before.block is not access.block
-                self._report("early-read" if reads and before.writes and not reused else "early-reuse", before, access, other)
+                self._report(
+                    "early-read" if reads and before.writes and not reused else "early-reuse", before, access, other
+                )
             elif self.order.counterfactuals:
                 self.order.need(stream, (other, before.sequence))
 

@@ -209,6 +209,7 @@ def install(scheduler: Scheduler, patches: Patches) -> None:
     patches.set(concurrent.futures.thread, "_global_shutdown_lock", Lock(scheduler))  # held while a thread is started
     _install_clock(scheduler, patches)
     _install_thread(scheduler, patches, is_virtual)
+    _install_looks(scheduler, patches)
     _install_loop(scheduler, patches, is_virtual)
 
 
@@ -254,7 +255,10 @@ def _install_thread(scheduler: Scheduler, patches: Patches, is_virtual: Callable
         scheduler.learn(turn.known)
         return not turn.done
 
-    told = WeakKeyDictionary[Any, Any]()  # by whoever set what is looked at without its lock, or is older than the block
+
+def _install_looks(scheduler: Scheduler, patches: Patches) -> None:
+    """Looks take time; what is looked at without its lock, or is older than the block, orders threads all the same."""
+    told = WeakKeyDictionary[Any, Any]()
 
     def look(real: Callable[..., Any], waited_for: Any) -> Any:
         if sys._getframe(2).f_globals is not vars(threading):  # which asks whether a thread has started

@@ -56,8 +56,8 @@ OTHER_WORK = [{str(key): [key, (key,)]} for key in range(8)]  # as large as the 
 NOTED = 2_000_000  # ns of a batch that are unpriced, or measured on the wall, from which this is noted
 # And how many times what is charged. This machine's processor may be slower than the named one; its waits add up.
 ONE_THREAD = (
-    ": with threads=False the emulated GPU has one host thread. Issue CUDA calls from the thread that entered record(), "
-    "or let threads take turns in virtual time, as they do without threads=False."
+    ": with threads=False the emulated GPU has one host thread. Issue CUDA calls from the thread that entered "
+    "record(), or let threads take turns in virtual time, as they do without threads=False."
 )
 NOT_RECORDED = (
     " that takes no turns: it is older than the recording, or was started by `_thread`, by a library for its "

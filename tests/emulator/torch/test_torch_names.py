@@ -407,7 +407,10 @@ def logging(call, caught):
 @pytest.mark.parametrize("name", THREAD_CALLS)
 def test_cuda_in_a_second_thread_is_refused_at_the_call_and_when_the_block_ends(name):
     caught = []
-    with pytest.raises(NotModelledError, match="second Python thread") as at_the_end, lv.record(on="a100", threads=False) as recording:
+    with (
+        pytest.raises(NotModelledError, match="second Python thread") as at_the_end,
+        lv.record(on="a100", threads=False) as recording,
+    ):
         given = torch.ones(1, device="cuda")
         in_a_thread(logging(lambda: THREAD_CALLS[name](given), caught))
         in_a_thread(logging(lambda: given + 1, caught))
