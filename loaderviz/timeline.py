@@ -75,6 +75,7 @@ class Cause(IntEnum):
     TRANSFORM = 10  # it runs other code of the data set
     COLLATE = 11  # it makes a batch of samples
     THREAD = 12  # another thread of the program: a lock, queue, event, future or join (R51)
+    GIL = 13  # the lock of Python's interpreter, which another thread has (R53)
 
     @property
     def words(self) -> str:
@@ -91,6 +92,7 @@ _WORDS = {
     "TRANSFORM": "the data set's own code",
     "COLLATE": "collating",
     "THREAD": "waiting for a thread",
+    "GIL": "waiting for Python's lock",
 }
 LOADING = ("worker", "pin")  # roles of the host threads that prepare batches
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 from loaderviz.emulator.device import COMPUTE, D2H, H2D, NONE, Command, Device, Engine, Stream
@@ -623,13 +624,14 @@ class Runtime:
         return self._block_until(until, cause)
 
     def _block_until(self, until: int, cause: Cause) -> bool:
-        if until <= self.now:
-            return False
-        self.builder.span(
-            self.now, until, self.main, Kind.WAIT, WORDS[cause], batch=self.batch, cause=cause, source=self.source
-        )
-        self.now = until
-        return True
+        late, threads = until > self.now, self.scheduler
+        with threads.without_gil() if threads else nullcontext():
+            if late:
+                self.builder.span(
+                    self.now, until, self.main, Kind.WAIT, WORDS[cause], batch=self.batch, cause=cause, source=self.source
+                )
+                self.now = until
+        return late
 
     def _call(self, name: str, cost: int) -> None:
         start = self.now

@@ -30,6 +30,7 @@ from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hazards.between_threads import BetweenThreads
 from loaderviz.emulator.host import OwnTime
 from loaderviz.emulator.runtime import Runtime
+from loaderviz.emulator.threads.gil import Gil
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Cause, Kind
 
@@ -40,7 +41,7 @@ ELSEWHERE = "subprocess", "socket", "selectors", "ssl"  # waits that others end
 SLOW = 40  # how many looks they may take
 PROCESSES = "multiprocessing"  # the main thread may wait for them as long
 STANDARD = "threading", "queue", "concurrent", "asyncio", "contextlib"  # what the program waits with
-MODEL = "the program's threads run as if each had a core of its own: Python's interpreter lock is not modelled"
+MODEL = "the program's threads take turns in virtual time; of Python one of them runs at a time (R53)"
 OUTSIDE = "a thread that is not recorded ended a wait of one that is: the timeline depends on when it did"
 UNSEEN = (
     "{} {} that the recording cannot see, while threads that could end it have no turn: a bare lock (one made before "
@@ -134,6 +135,7 @@ class Scheduler:
         self._for_device: list[tuple[Callable[[], bool], Turn]] = []
         self._wanted: Turn | None = None  # was interrupted: it is the next, whatever its time is
         self._problem: BaseException | None = None  # it ends all threads
+        self.gil = Gil(self)
 
     # Who runs
 
@@ -151,6 +153,7 @@ class Scheduler:
             self.main = self.running = Turn(next(self._numbers), "the main thread", self._parts(own, 0))
             self.main.ident = threading.get_ident()
             self._turns.append(self.main)
+            self.gil.take()
             self.runtime.scheduler = self
             self.session.alone, self.session.stop = 0, None
             self.session.note(MODEL)
@@ -186,6 +189,7 @@ class Scheduler:
         """The new thread itself waits for its first turn."""
         turn.ident = turn.parts[0][1]["thread"] = threading.get_ident()
         self._wait(turn)
+        self.gil.take()
 
     def end(self, turn: Turn) -> None:
         """The thread that runs ends: who joins it goes on, and the baton is handed over."""
@@ -195,6 +199,7 @@ class Scheduler:
         self.session.give_back()
         if self.order:
             turn.known = self.order.end(turn.number)
+        self.gil.drop()
         self._turns.remove(turn)
         self.wake(turn.joiners, everybody=True)
         self._hand_over(self._next() or self._stuck())
@@ -218,6 +223,29 @@ class Scheduler:
         if (self._heap and self._heap[0][:2] < (now, turn.number)) or self._for_device or self._wanted or self.outside:
             self._ready(turn, now)
             self._pass(turn)
+        self.gil.share()
+
+    def works(self, duration: int, gil: bool = True) -> None:
+        """The thread that runs has so many ns to do: Python, which needs the interpreter's lock, or C without it."""
+        if self.here() is None:
+            self.runtime.now += duration
+        elif gil:
+            while duration > 0:
+                piece = self.gil.piece(duration)
+                self.runtime.now += piece
+                duration -= piece
+                self.point()
+        else:
+            with self.without_gil():
+                self.runtime.now = self.runtime.shared.work(self.runtime.now, duration)
+
+    @contextmanager
+    def without_gil(self) -> Iterator[None]:
+        """Around what runs in C for a while, or waits: other threads run Python meanwhile."""
+        self.gil.drop()
+        yield
+        self.point()
+        self.gil.take()
 
     @contextmanager
     def seen(self) -> Iterator[None]:
@@ -242,11 +270,25 @@ class Scheduler:
 
         Raises what ends the program, such as a `DeadlockError`.
         """
+        self.gil.drop()
+        moved = self.stand(line, self._place(call), until)
+        self.gil.take()
+        return moved
+
+    def stand(
+        self,
+        line: list[Turn],
+        place: tuple[str, str],
+        until: int | None = None,
+        cause: Cause = Cause.THREAD,
+        first: bool = False,
+    ) -> bool:
+        """Wait in a line, as in `wait`, for the lock of the interpreter, too; `first`: before all others there."""
         turn, runtime = self.running, self.runtime
         assert turn
         since = runtime.now
-        turn.line, (turn.why, turn.place) = line, self._place(call)
-        line.append(turn)
+        turn.line, (turn.why, turn.place) = line, place
+        line.insert(0 if first else len(line), turn)
         if until is not None:
             self._ready(turn, until)
         try:
@@ -258,9 +300,8 @@ class Scheduler:
         if self.alive and turn.at > since:
             runtime.shared.main_rests(since, turn.at)
             runtime.now = turn.at
-            batch = self.session.batches.current
             runtime.builder.span(
-                since, turn.at, runtime.main, Kind.WAIT, turn.why, batch, cause=Cause.THREAD,
+                since, turn.at, runtime.main, Kind.WAIT, turn.why, self.session.batches.current, cause=cause,
                 source=turn.place,
             )  # fmt: skip
         return moved
@@ -273,21 +314,27 @@ class Scheduler:
             frame = frame.f_back
         return call, f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
-    def wake(self, line: list[Turn], *, everybody: bool = False) -> None:
-        """Let the first who stands in a line go on, or everybody, a wake-up after now."""
+    def wake(self, line: list[Turn], *, everybody: bool = False) -> Turn | None:
+        """Let the first who stands in a line go on, or everybody, a wake-up after now; return the last of these."""
+        turn = None
         if self.here() is None:
             if self.alive:
                 self.outside.append(line)
-            return
+            return None
         for _ in range(len(line) if everybody else min(1, len(line))):
             turn = line.pop(0)
             turn.line = None
             self._ready(turn, self.runtime.now + self.runtime.host.thread_wake)
+        return turn
 
     def wait_for_device(self, over: Callable[[], bool]) -> None:
-        """Let others go on until something of the device is over, as far as they can come before that."""
+        """Let others go on until something of the device is over, as far as they can come before that.
+
+        The caller sets the clock, and ends the wait by `gil.take`.
+        """
         turn = self.here()
         if turn and not over():
+            self.gil.drop()
             self._for_device.append((over, turn))
             self._pass(turn)
 

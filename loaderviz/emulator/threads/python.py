@@ -97,10 +97,11 @@ class Lock:
 
     def release(self) -> None:
         """Let it go. Raises RuntimeError if nobody has it."""
-        self._real.release()
         scheduler = self._scheduler
         if scheduler.here():
             scheduler.session.catch_up()
+        self._real.release()
+        if scheduler.here():
             self._free_at, self._told = scheduler.runtime.now, scheduler.tell()
             scheduler.session.leave()
         if self._line:

@@ -232,13 +232,12 @@ class Session(HostThread, TensorMemory):
 
     def sleep(self, time: int) -> None:
         """The program sleeps for so many ns, which takes no core."""
-        self.runtime.sleep(time)
+        if not time:
+            self.scheduler.look()
+        with self.scheduler.without_gil():  # what comes next comes after what others do meanwhile
+            self.runtime.sleep(time)
         if self.fetching:
             self.meter.note(Cause.INPUT, time)
-        if time:  # what comes next comes after what others do meanwhile
-            self.scheduler.point()
-        else:
-            self.scheduler.look()
 
     def look_at(self, source: torch.Tensor) -> None:
         """Look whether the first large tensors that go to the GPU are bytes in a wider type, or float64."""
@@ -275,7 +274,7 @@ class Session(HostThread, TensorMemory):
     def catch_up(self) -> None:
         """Where Python is measured, let the clock come to where the program is."""
         if self.measured:
-            self.runtime.now += self.own.stop()
+            self.scheduler.works(self.own.stop())
 
     def refused_elsewhere(self, problem: NotModelledError) -> NotModelledError:
         """Note what is refused to another thread, and return it: the recording ends with the first of these."""
@@ -349,16 +348,19 @@ class Session(HostThread, TensorMemory):
         self.leave()
 
     @contextmanager
-    def declared(self, work: int, waits: int) -> Iterator[None]:
+    def declared(self, work: int, waits: int, gil: bool = True) -> Iterator[None]:
         """`loaderviz.costs`: the Python of a block takes `work` ns, then waits; torch in it costs as it always does."""
         self.begin_priced(0)
         try:
             yield
         finally:
             self.mark_source()
-            self.runtime.host_work(work, "declared")
+            start = self.runtime.now
+            self.scheduler.works(work, gil)
+            self.runtime.note(start, "declared")
             if waits:
-                self.runtime.sleep(waits)
+                with self.scheduler.without_gil():
+                    self.runtime.sleep(waits)
             self.scheduler.point()
             self.end_priced()
 
@@ -376,7 +378,9 @@ class Session(HostThread, TensorMemory):
             return
         self.mark_source(batch)
         host, start = self.runtime.host, self.runtime.now
-        self.runtime.host_work(host.dispatch + host.work_time(nbytes, flops // max(1, host.cores)), name)
+        work = host.dispatch + host.work_time(nbytes, flops // max(1, host.cores))
+        self.scheduler.works(work, gil=work < host.thread_wake)
+        self.runtime.note(start, name)
         if flops:
             self.runtime.shared.take(start, self.runtime.now, host.cores - 1)  # torch's threads
 

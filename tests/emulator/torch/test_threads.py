@@ -34,7 +34,7 @@ from loaderviz.traces.steps import cut
 
 MS = 10**6  # ns
 LOCK, WAKE, START = 50, 7_000, 20_000  # ns
-HOST = replace(Host.preset("laptop"), lock=LOCK, thread_wake=WAKE, thread_start=START)
+HOST = replace(Host.preset("laptop"), lock=LOCK, thread_wake=WAKE, thread_start=START, switch_interval=0)
 
 
 def work(seconds):
@@ -171,7 +171,7 @@ def test_a_program_of_threads_gives_one_timeline_and_the_values_of_the_cpu(progr
         sys.setswitchinterval(before)
     assert found[0] == found[1] == found[2]
     assert len([name for name in found[0][0] if name.startswith(("main", "thread"))]) > 1
-    assert any("interpreter lock is not modelled" in note for note in found[0][2].notes)
+    assert any("of Python one of them runs at a time" in note for note in found[0][2].notes)
 
 
 # Who goes on when
@@ -476,9 +476,10 @@ def test_a_wait_that_the_recording_cannot_see_is_refused_with_the_stack(silent, 
     older.acquire()
     says = r"thread 1.* waits for .* a bare lock \(one made before record\(\)"
     with pytest.raises(NotModelledError, match=says) as refused, lv.record(on="a100"):
-        started(lambda: (torch.ones(1, device="cuda"), older.acquire(timeout=60)))
+        [thread] = started(lambda: (torch.ones(1, device="cuda"), older.acquire(timeout=60)))
         time.sleep(1)
         older.release()
+    thread.join()
     assert "older.acquire(timeout=60)" in str(refused.value)
 
 
@@ -489,10 +490,11 @@ def test_a_loop_that_looks_at_a_variable_is_refused(monkeypatch, silent):
     done = []
     says = "the main thread loops over something"
     with pytest.raises(NotModelledError, match=says), lv.record(on="a100"):
-        started(lambda: (torch.ones(1, device="cuda"), time.sleep(1), done.append(1)))
+        [thread] = started(lambda: (torch.ones(1, device="cuda"), time.sleep(1), done.append(1)))
         time.sleep(0.5)
         while not done:
             pass
+    thread.join()
 
 
 WAITS_IN_A_FETCH = {
@@ -508,8 +510,9 @@ def test_a_fetch_that_waits_for_a_thread_is_refused(name):
     with pytest.raises(NotModelledError, match=says), lv.record(on="a100"):
         ready, event, lock = queue.Queue(), threading.Event(), holding(threading.Lock())
         in_a_thread(lambda: torch.ones(1, device="cuda"))
-        started(lambda: (work(1e-3), ready.put(1), event.set(), lock.release()))
+        [thread] = started(lambda: (work(1e-3), ready.put(1), event.set(), lock.release()))
         next(iter(DataLoader([0], collate_fn=lambda _: WAITS_IN_A_FETCH[name](ready, event, lock))))
+    thread.join()
 
 
 # Where no second thread uses the GPU, what the recording cannot see is none of its business
