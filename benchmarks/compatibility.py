@@ -79,9 +79,10 @@ A tensor that one thread makes and another one uses is a hazard, unless both the
 counts between threads is what the recording sees: locks and what is made of them, starts and joins. It does not see a
 list, a `deque` or a variable through which they hand something over, and reports a race there; hand it over with a
 queue. Two threads that use the same stream are in its order, that of this run. What one thread writes into a pinned
-buffer before another one's copy reads it is not looked at. Each thread runs as if it had a core of its own: Python's
-interpreter lock is not modelled. `concurrent.futures.wait` and `as_completed` take their futures in the order of their
-addresses: where several are locked or over at once, the order is this machine's.
+buffer before another one's copy reads it is not looked at. Of Python one thread runs at a time (R53), on a core of its
+own; a data set's fetch is not told apart from Python, which holds the lock. `concurrent.futures.wait` and
+`as_completed` take their futures in the order of their addresses: where several are locked or over at once, the order
+is this machine's.
 
 Attention and encoder layers in evaluation take the path of training, as their fused "fast path" is not modelled: values
 equal to rounding, with zeros where a `TransformerEncoder` unpacks padded sequences. For a sequence that is padding from

@@ -64,7 +64,7 @@ class costs:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 10**6:
                 raise CostsError(f"costs({name}{value!r}): give the seconds that the block takes, such as 2e-3")
         if not isinstance(gil, bool):
-            raise CostsError(f"costs(gil={gil!r}): say True, or False for C code that lets go of the interpreter's lock")
+            raise CostsError(f"costs(gil={gil!r}): say True, or False for C that lets go of the interpreter's lock")
         self._work, self._waits, self._gil = round(seconds * SECOND), round(waits * SECOND), gil
 
     def __enter__(self) -> None:

@@ -628,7 +628,14 @@ class Runtime:
         with threads.without_gil() if threads else nullcontext():
             if late:
                 self.builder.span(
-                    self.now, until, self.main, Kind.WAIT, WORDS[cause], batch=self.batch, cause=cause, source=self.source
+                    self.now,
+                    until,
+                    self.main,
+                    Kind.WAIT,
+                    WORDS[cause],
+                    batch=self.batch,
+                    cause=cause,
+                    source=self.source,
                 )
                 self.now = until
         return late
