@@ -49,13 +49,9 @@ The programs of ultralytics ran with its own `nms` in place of torchvision's, of
 
 Each raises `NotModelledError`, which names the call.
 
-* **CUDA from a second Python thread** (spdl, torchdata's `PinMemory` node, a copying thread, `device_map` of
-  transformers): each would need a virtual clock of its own, and every lock, queue and future between them would have to
-  carry time. Without that, the order in which two threads reach the GPU would be this machine's, and the same program
-  would give another timeline in each run. It is raised there and again when the block ends. Prefetch with a side stream
-  instead, or with DataLoader workers; or record with `threads=True` (below). transformers loads weights onto a GPU
-  with threads, unless it is told not to by `HF_DEACTIVATE_ASYNC_LOAD=1` in the environment, a switch of its own: all
-  of its programs above but one ran with it.
+* **CUDA from a thread that has no turns** (below): one that is older than the block, was started by `_thread`, by C
+  code, by a library for its processes, or in a data set's fetch. Start it with `threading.Thread` in the block. With
+  `threads=False` no second thread has turns.
 * **CUDA in a forked process** is an error on a real GPU as well; **in a spawned one**, it would be another process on
   the same GPU. Use one process for the GPU; workers of a DataLoader need none.
 * **A tensor of the GPU in another process**, by `multiprocessing` (hogwild): its handles are not emulated. Nor are
@@ -70,16 +66,23 @@ Each raises `NotModelledError`, which names the call.
   CPU. Forward and `torch.export` work. In a build of torch that does not show its table of device guards, so that even
   making one would end the process, FakeTensors are refused altogether. Make them on the CPU.
 
-**Threads** use the GPU with `record(threads=True)` or `run --threads`: those that the program starts in the block take
-turns in virtual time, always the earliest, so the same program gives the same timeline. It changes at locks,
-conditions, events, semaphores, barriers, queues, futures, executors, event loops, sleeps and waits for the GPU (R51); a
-deadlock is reported at once. Refused, with the stack, is a wait that the recording cannot see while other threads have
-no turn: for a bare lock (made before the block, by `_thread` or in C), a pipe or a queue of multiprocessing after 1.5 s
-without work, for sockets and other programs after 10 s, a loop that looks at a variable after 30 s; and at once a data
-set that waits for a thread while it fetches. Each thread runs as if it had a core of its own: Python's interpreter lock
-is not modelled, and hazards are looked for between streams and the host as a whole, not between threads.
-`concurrent.futures.wait` and `as_completed` take their futures in the order of their addresses: where several are
-locked or over at once, the order is this machine's.
+**Threads** that the program starts in the block use the GPU: they take turns in virtual time, always the earliest, so
+the same program gives the same timeline. It changes at locks, conditions, events, semaphores, barriers, queues,
+futures, executors, event loops, sleeps and waits for the GPU (R51); a deadlock is reported at once. What cannot be
+seen is a wait for a bare lock (made before the block, by `_thread` or in C), a pipe or a queue of multiprocessing
+after 1.5 s without work, for sockets and other programs after 10 s, a loop that looks at a variable after 30 s; and,
+at once, a data set that waits for a thread while it fetches. Where a second thread has used the GPU, that is refused,
+with the stack. Where none has, the threads go on in real time from there on, which the notes tell; CUDA in a second
+thread is refused after that.
+
+A tensor that one thread makes and another one uses is a hazard, unless both the threads and their streams wait. What
+counts between threads is what the recording sees: locks and what is made of them, starts and joins. It does not see a
+list, a `deque` or a variable through which they hand something over, and reports a race there; hand it over with a
+queue. Two threads that use the same stream are in its order, that of this run. What one thread writes into a pinned
+buffer before another one's copy reads it is not looked at. Of Python one thread runs at a time (R53), on a core of its
+own; a data set's fetch is not told apart from Python, which holds the lock. `concurrent.futures.wait` and
+`as_completed` take their futures in the order of their addresses: where several are locked or over at once, the order
+is this machine's.
 
 Attention and encoder layers in evaluation take the path of training, as their fused "fast path" is not modelled: values
 equal to rounding, with zeros where a `TransformerEncoder` unpacks padded sequences. For a sequence that is padding from

@@ -282,7 +282,8 @@ def _parser() -> argparse.ArgumentParser:
     costs = "the computer around an emulated GPU, such as laptop; auto measures Python and data set on this machine"
     add("--on", default="auto", metavar="WHERE", help=where)
     add("--host", default="auto", metavar="HOST", help=costs)
-    add("--threads", action="store_true", help="let the program's threads use an emulated GPU")
+    turns = "whether the program's threads take turns in virtual time, and so may use an emulated GPU"
+    add("--threads", action=argparse.BooleanOptionalAction, default=True, help=turns)
     add("--wait", type=int, default=0, metavar="N", help="the steps at the start that are left out")
     add("--steps", type=int, metavar="N", help="the steps to record after those; all, without it")
     add("--limit", type=int, default=LIMIT, metavar="N", help="the most spans to keep of a real run")

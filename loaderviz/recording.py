@@ -227,11 +227,11 @@ class EmulatedRun:
 
     def _step_begins(self, begun: int, *, drops: bool = True) -> None:
         """Drop what was over before the steps that are kept, or stop when all that began in them is over."""
-        session = self._emulated.session
-        if self._emulated.timeline is not None or session.scheduler.gives_turns:  # others may be at an earlier time
+        session, scheduler = self._emulated.session, self._emulated.session.scheduler
+        if self._emulated.timeline is not None or scheduler.shares_gpu:
             return
         if begun <= self._wait + 1:
-            if self._wait and drops:
+            if self._wait and drops and not scheduler.running:  # others may be at an earlier time
                 session.runtime.drop()
         elif self._wanted is not None and begun > self._wait + self._wanted + 1 + session.ahead:
             session.stop = self._emulated.stop
@@ -268,7 +268,7 @@ def record(
     wait: int = 0,
     steps: int | None = None,
     check: bool = False,
-    threads: bool = False,
+    threads: bool = True,
     limit: int = LIMIT,
 ) -> Recording:
     """Record the PyTorch code in the `with` block; `recording.timeline` is what happened.
@@ -319,10 +319,11 @@ def record(
     be on a real GPU. `recording.check` has the differences; the first is warned of at the end (`CheckWarning`). The
     check needs memory for a copy of the model, and the first step takes several times as long.
 
-    With `threads=True` the threads that the program starts in the block use the GPU, too: each has a clock of its own,
-    and they take turns, always the earliest in virtual time, wherever they wait for each other or the GPU; so the same
-    program gives the same timeline. It is kept and emulated until the end, and cut to `wait` and `steps` there.
-    Without it CUDA in a second thread is refused, and all else in it is as it is.
+    The threads that the program starts in the block use the GPU, too: each has a clock of its own, and they take turns,
+    always the earliest in virtual time, wherever they wait for each other or the GPU; so the same program gives the
+    same timeline. Where a second one uses the GPU, all is kept and emulated until the end, and cut to `wait` and
+    `steps` there. Where none does, and one waits for what the recording cannot see, they go on in real time, which the
+    notes tell. With `threads=False` they always do: CUDA in a second thread is refused, and all else in it is as it is.
 
     Raises `UnknownHardwareError` for a name that is no preset, `RecordOptionError` for another option that means
     nothing, LoadervizError for "cuda" without a GPU, `NestedRecordingError` inside another recording, and

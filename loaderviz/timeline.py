@@ -75,6 +75,7 @@ class Cause(IntEnum):
     TRANSFORM = 10  # it runs other code of the data set
     COLLATE = 11  # it makes a batch of samples
     THREAD = 12  # another thread of the program: a lock, queue, event, future or join (R51)
+    GIL = 13  # the lock of Python's interpreter, which another thread has (R53)
 
     @property
     def words(self) -> str:
@@ -91,6 +92,7 @@ _WORDS = {
     "TRANSFORM": "the data set's own code",
     "COLLATE": "collating",
     "THREAD": "waiting for a thread",
+    "GIL": "waiting for Python's lock",
 }
 LOADING = ("worker", "pin")  # roles of the host threads that prepare batches
 
@@ -875,6 +877,10 @@ class TimelineBuilder:
         at = (span - self._first) * WIDTH
         start, end, lane = self._values[at : at + 3] if at >= 0 else (-1, -1, 0)
         return start, end, lane
+
+    def lane_of(self, span: int) -> str:
+        """Return the name of the lane of a span, "main" if it was dropped."""
+        return str(list(self._lanes)[self.place(span)[2]][0])
 
     def drop(self, before: int) -> None:
         """Forget the first spans, up to one that ends at `before` [ns] or later. The others keep their numbers."""

@@ -7,7 +7,9 @@ import gc
 import inspect
 import io
 import itertools
+import queue
 import re
+import threading
 import time
 from dataclasses import replace
 
@@ -1582,3 +1584,38 @@ def test_what_a_batch_sampler_takes_in_the_loops_thread_is_named_by_its_line():
     line = Sorted.__iter__.__code__.co_firstlineno + 2
     assert first.kind == "other-work-in-loop" and f"test_advice.py:{line}" in first.evidence
     assert first.expected_gain.predicted == pytest.approx(15 / 19 * 4e6, rel=0.05)  # five are drawn before the window
+
+
+def beside_a_decoder(**options):
+    """A loop beside a thread that decodes ahead, in Python or in C; return its timeline."""
+    ready = None
+
+    def decodes():
+        for _ in range(8):
+            with lv.costs(8e-3, **options):
+                pass
+            ready.put(torch.ones(16, 64))
+
+    with lv.record(on="t4", host="laptop") as recording:
+        ready, net = queue.Queue(8), torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(15)]).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        thread = threading.Thread(target=decodes, name="decoder")
+        thread.start()
+        for _ in range(8):
+            loss = net(ready.get().cuda()).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        thread.join()
+    return recording.timeline
+
+
+def test_a_decoder_that_has_the_lock_is_named_where_the_launching_thread_waits_for_it():
+    timeline = beside_a_decoder()
+    waited = lv.summarize(timeline).host_blocked["waiting for Python's lock"]
+    [finding] = [each for each in lv.advise(timeline) if each.kind == "interpreter-lock"]
+    assert "decoder has it for" in finding.evidence and "num_workers" in finding.change
+    assert waited > 0 and finding.expected_gain.ns > 0
+    other = beside_a_decoder(gil=False)
+    assert lv.summarize(other).step < lv.summarize(timeline).step
+    assert "interpreter-lock" not in [each.kind for each in lv.advise(other)]

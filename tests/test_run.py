@@ -185,7 +185,7 @@ IN_A_THREAD = """
 
 def test_what_is_refused_to_a_thread_of_the_program_ends_it_with_an_error(here, capsys):
     script(here, IN_A_THREAD)
-    assert run("--save", "run.json", "program.py") == 1
+    assert run("--no-threads", "--save", "run.json", "program.py") == 1
     out, err = capsys.readouterr()
     assert out == "logged NotModelledError\nwent on\n"
     assert "second Python thread" in err

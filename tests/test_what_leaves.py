@@ -131,7 +131,7 @@ def races():
     return recording
 
 def threads():
-    with lv.record(on="a100", threads=True) as recording:
+    with lv.record(on="a100") as recording:
         thread = threading.Thread(target=lambda: torch.ones(100, device="cuda").sum().item())
         thread.start()
         thread.join()

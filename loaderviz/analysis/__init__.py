@@ -46,6 +46,7 @@ FindingKind = Literal[
     "outlier-fetch",  # one fetch takes far longer than all others
     "unsharded-iterable",  # each worker gives all samples
     # the loop's own thread
+    "interpreter-lock",  # another thread runs Python, and this one waits for it
     "synchronizes-each-step",  # .item(), print or a synchronise
     "allocates-in-loop",  # cudaMalloc, cudaFree, page-locking
     "memory-grows",  # cudaMalloc again and again, and nothing is given back; or a worker needs more, batch by batch

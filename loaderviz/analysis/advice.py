@@ -94,6 +94,7 @@ SMALL = 64 * 1024  # bytes: at 12 GB/s they take 5 µs, as long as the latency o
 _COPIES = Subject((Kind.COPY_H2D,))  # what a picture points to
 _PAGEABLE = Subject((Kind.COPY_H2D,), pageable=True)
 _DATA = Subject((Kind.WAIT,), (Cause.DATA,))
+_GIL = Subject((Kind.WAIT,), (Cause.GIL,))
 _MEMORY = Subject((Kind.WAIT,), (Cause.ALLOCATION, Cause.PAGE_LOCKING))
 _COLLECTIVES = Subject((Kind.COMMUNICATION,))
 
@@ -646,6 +647,31 @@ def threads_in_workers(facts: Evidence) -> Finding | None:
         "# or set OMP_NUM_THREADS=1 before the program starts",
         gain,
         subject=_DATA,
+    )
+
+
+def interpreter_lock(facts: Evidence) -> Finding | None:
+    """Another thread runs Python, and the one that launches kernels waits for the interpreter's lock (R53)."""
+    waits, timeline = facts.waiting(Cause.GIL), facts.timeline
+    threads = [number for number, lane in enumerate(timeline.lanes) if lane.role == "thread"]
+    if not waits.any() or not threads:
+        return None
+    length, waited = facts.length(waits), facts.covered(waits)
+    has = {
+        lane: intervals.length(
+            intervals.subtract(waited, facts.covered(timeline.where(Kind.WAIT) & (timeline.lane == lane)))
+        )
+        for lane in threads
+    }
+    lane = max(has, key=lambda lane: has[lane])
+    return Finding(
+        "interpreter-lock",
+        f"the thread that launches kernels waits {duration(facts, length)} for the lock of Python's interpreter; "
+        f"{timeline.lanes[lane].name} has it for {words.share(has[lane] / max(1, length))} of that time",
+        "# give that thread's Python to worker processes: DataLoader(..., num_workers=...);\n"
+        "# or decode with C code that lets go of the lock, or run a free-threaded Python",
+        facts.gain(length, "the waits for Python's lock", facts.device_floor()),
+        subject=_GIL,
     )
 
 
@@ -1310,6 +1336,7 @@ FINDINGS = (
     dense_embedding,
     fetch_in_loop,
     waiting_for_data,
+    interpreter_lock,
     synchronizes_each_step,
     many_small_copies,
     allocates_in_loop,

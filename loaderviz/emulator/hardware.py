@@ -294,6 +294,7 @@ class Host(Hardware):
     lock: int = 0  # a lock is taken, by whoever finds it free
     thread_wake: int = 0  # a thread that waits for another one goes on so long after it was let go on
     thread_start: int = 0  # `Thread.start()`
+    switch_interval: int = 0  # after which a thread gets Python's lock from another one; 0: free-threaded, no lock
     crowding: int = 0  # thousandths by which each busy worker slows copies within the host's memory (pinning, staging)
     disk: int = 0  # bytes/s of files that are read the first time; 0: files are in memory
     disk_latency: int = 0  # of each such file

@@ -46,7 +46,8 @@ class costs:
 
     The block takes a processor for `seconds`. It then waits for `waits` seconds without a processor, as for a disk or a
     network. So a recording with a named host is the same everywhere. Operators of torch in the block cost what they
-    always do. Outside a recording, and on a real GPU, `costs` does nothing. Raises `CostsError` for a negative time and
+    always do. `gil=False` says that the block is C code that lets go of the interpreter's lock, as a decoder of
+    pictures does, so that Python of other threads goes on meanwhile (R53). Outside a recording, and on a real GPU, `costs` does nothing. Raises `CostsError` for a negative time and
     for a value that is no time.
 
     >>> with loaderviz.record(on="t4", host="laptop") as recording:
@@ -56,17 +57,19 @@ class costs:
     3000000
     """
 
-    declare: ClassVar[Callable[[int, int], AbstractContextManager[None]] | None] = None  # whoever counts now
+    declare: ClassVar[Callable[[int, int, bool], AbstractContextManager[None]] | None] = None  # whoever counts now
 
-    def __init__(self, seconds: float = 0, *, waits: float = 0) -> None:
+    def __init__(self, seconds: float = 0, *, waits: float = 0, gil: bool = True) -> None:
         for name, value in (("", seconds), ("waits=", waits)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 10**6:
                 raise CostsError(f"costs({name}{value!r}): give the seconds that the block takes, such as 2e-3")
-        self._work, self._waits = round(seconds * SECOND), round(waits * SECOND)
+        if not isinstance(gil, bool):
+            raise CostsError(f"costs(gil={gil!r}): say True, or False for C that lets go of the interpreter's lock")
+        self._work, self._waits, self._gil = round(seconds * SECOND), round(waits * SECOND), gil
 
     def __enter__(self) -> None:
         declare = costs.declare
-        self._block = declare(self._work, self._waits) if declare else None
+        self._block = declare(self._work, self._waits, self._gil) if declare else None
         if self._block:
             self._block.__enter__()
 
@@ -261,6 +264,11 @@ class Shared:
         for piece in pieces:
             self.take(*piece)
         return pieces[0][0], start
+
+    def work(self, start: int, work: int) -> int:
+        """Return when the thread that runs has done so much work in C, beside all others that want a core."""
+        self._main = max(self.compute(start, work, start)[1], self._main)
+        return self._main
 
     def read(self, start: int, files: Reads) -> int:
         """Return when these files are read: from the disk, one after the other, as far as they are not in the cache."""

@@ -216,6 +216,8 @@ class _Pool(ABC):
         if len(events) > MOST_EVENTS:
             self.ledger.add_up()
         if not block.streams:
+            if runtime.races and isinstance(block, Block):
+                runtime.races.freed(block.address, block.end, block.stream)
             self._release(block)
             return
         block.state, block.pending = DEFERRED, len(block.streams)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 from loaderviz.emulator.device import COMPUTE, D2H, H2D, NONE, Command, Device, Engine, Stream
@@ -568,6 +569,8 @@ class Runtime:
         """Make a command of the present batch and source, and put it into its stream."""
         if not 0 < share <= FULL:
             raise ValueError(f"{name}: share {share} must lie in 1..{FULL} thousandths of the GPU")
+        if self.main:
+            self.scheduler.shares_gpu = True
         ready = self.now + self.gpu.launch_latency
         self._correlation = number = self._correlation + 1
         command = Command(
@@ -617,13 +620,21 @@ class Runtime:
         return self._block_until(until, cause)
 
     def _block_until(self, until: int, cause: Cause) -> bool:
-        if until <= self.now:
-            return False
-        self.builder.span(
-            self.now, until, self.main, Kind.WAIT, WORDS[cause], batch=self.batch, cause=cause, source=self.source
-        )
-        self.now = until
-        return True
+        late, threads = until > self.now, self.scheduler
+        with threads.without_gil() if threads else nullcontext():
+            if late:
+                self.builder.span(
+                    self.now,
+                    until,
+                    self.main,
+                    Kind.WAIT,
+                    WORDS[cause],
+                    batch=self.batch,
+                    cause=cause,
+                    source=self.source,
+                )
+                self.now = until
+        return late
 
     def _call(self, name: str, cost: int) -> None:
         start = self.now

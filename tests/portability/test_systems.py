@@ -366,12 +366,12 @@ def never():
 queue, event = Queue(), threading.Event()
 for wait in queue.get, event.wait, threading.Barrier(2).wait, never:
     try:
-        with lv.record(on="t4"):
+        with lv.record(on="t4", threads=False):
             waits(wait, queue.put)
     except NotModelledError as error:
         print("second Python thread" in str(error), (threading._allocate_lock, threading.Thread.join) == names)
 
-with lv.record(on="t4"):  # waits that end are as ever, however often they are looked at
+with lv.record(on="t4", threads=False):  # waits that end are as ever, however often they are looked at
     with ThreadPoolExecutor(1) as pool:
         print(pool.submit(lambda: time.sleep(0.2) or 7).result(), event.wait(0.01), queue.empty())
     sent = [threading.Thread(target=queue.put, args=(each,)) for each in range(50)]

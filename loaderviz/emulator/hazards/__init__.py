@@ -1,6 +1,7 @@
 """What is wrong in an emulated program, and what is right but useless or slow: Hazards and Lints, and how they read.
 
 happens_before.py  what is certain to be over when something else begins: vector clocks; who touched each byte last
+between_threads.py the same where the program has several threads: what each knows of the others' work
 races.py           two accesses that nothing orders: a Hazard
 lints.py           waits for nothing, waits without need, hidden synchronisation: a Lint
 texts.toml         their words: what is wrong, the missing order, the line to add

@@ -17,10 +17,13 @@ byte are kept, since what is ordered after these is ordered after the ones befor
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaderviz.emulator.device import Command
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.hazards.between_threads import BetweenThreads, Recorded
 
 Clock = dict[int, int]  # stream -> sequence number of its last work known to be over
 Place = tuple[int, int]  # (stream, sequence number of the work in it)
@@ -29,13 +32,14 @@ COUNTERFACTUALS = 16  # kept at a time: each costs as much as the order itself
 
 
 class Snapshot(Clock):
-    """What an event stands for; `without` holds the same for each counterfactual."""
+    """What an event stands for; `without` holds the same for each counterfactual, `recorded` for its thread."""
 
-    __slots__ = ("without",)
+    __slots__ = ("recorded", "without")
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self.without: dict[str, Clock] = {}
+        self.recorded: Recorded | None = None
 
 
 class HappensBefore:
@@ -47,6 +51,18 @@ class HappensBefore:
         self._host_version = 0
         self.counterfactuals: dict[str, HappensBefore] = {}  # source line of waits -> the order without them
         self.needed: set[str] = set()  # lines that something relies on
+        self.threads: BetweenThreads | None = None  # who of the host's threads knows what, where there are several
+
+    @property
+    def streams(self) -> list[int]:
+        """All that have a clock, and the `HOST`."""
+        return list(self._clocks)
+
+    def divide(self, threads: BetweenThreads) -> None:
+        """There will be several threads. From now on no wait is found to be needless: another thread may need it."""
+        self.needed.update(self.counterfactuals)
+        self.counterfactuals.clear()
+        self.threads = threads
 
     def enqueue(self, stream: int) -> Place:
         """Note that the host puts work into `stream`; return its place."""
@@ -55,6 +71,8 @@ class HappensBefore:
         if self.counterfactuals:
             for other in self.counterfactuals.values():
                 other.enqueue(stream)
+        if self.threads:
+            self.threads.enqueue(stream, number)
         return stream, number
 
     def snapshot(self, stream: int) -> Snapshot:
@@ -62,29 +80,37 @@ class HappensBefore:
         snapshot = Snapshot(self.clock(stream))
         for line, other in self.counterfactuals.items():
             snapshot.without[line] = other.snapshot(stream)
+        if self.threads:
+            snapshot.recorded = self.threads.recorded(stream)
         return snapshot
 
     def wait(self, stream: int, clock: Clock, line: str = "") -> None:
         """Order everything that `stream` gets from now on after `clock`; not so in the counterfactual of its `line`."""
-        _join(self.clock(stream), clock)
+        join_clock(self.clock(stream), clock)
         for name, other in self.counterfactuals.items():
             if name != line:
                 other.wait(stream, _without(clock, name))
+        if self.threads:
+            self.threads.wait(stream, getattr(clock, "recorded", None), clock)
 
     def host_wait(self, clock: Clock) -> None:
         """Order the host, and so all that it enqueues later, after `clock`."""
-        _join(self._clocks[HOST], clock)
+        join_clock(self._clocks[HOST], clock)
         self._host_version += 1
         for name, other in self.counterfactuals.items():
             other.host_wait(_without(clock, name))
+        if self.threads:
+            self.threads.wait(HOST, getattr(clock, "recorded", None), clock)
 
     def host_wait_all(self) -> None:
         """A device synchronise: the host is ordered after every stream."""
         for stream in self._clocks.keys() - {HOST}:
-            _join(self._clocks[HOST], self._clocks[stream])
+            join_clock(self._clocks[HOST], self._clocks[stream])
         self._host_version += 1
         for other in self.counterfactuals.values():
             other.host_wait_all()
+        if self.threads:
+            self.threads.host_wait_all()
 
     def is_ordered(self, stream: int, place: Place) -> bool:
         """Tell whether what `stream` gets next runs after the work at `place`. `HOST` asks for the host."""
@@ -97,7 +123,7 @@ class HappensBefore:
             return self._clocks[stream]
         clock = self._clocks.setdefault(stream, {})
         if stream != HOST:
-            _join(clock, self._clocks[HOST])
+            join_clock(clock, self._clocks[HOST])
             self._seen[stream] = self._host_version
         return clock
 
@@ -106,7 +132,7 @@ class HappensBefore:
     def add_counterfactual(self, line: str) -> None:
         """Keep the order without the waits of a line, too, from before the first of them on."""
         known = line in self.counterfactuals or line in self.needed
-        if line and not known and len(self.counterfactuals) < COUNTERFACTUALS:
+        if line and not known and not self.threads and len(self.counterfactuals) < COUNTERFACTUALS:
             other = self.counterfactuals[line] = HappensBefore()
             other._clocks = {stream: dict(clock) for stream, clock in self._clocks.items()}
             other._seen, other._host_version = dict(self._seen), self._host_version
@@ -131,7 +157,8 @@ def _without(clock: Clock, line: str) -> Clock:
     return clock.without.get(line, clock) if isinstance(clock, Snapshot) else clock
 
 
-def _join(clock: Clock, other: Clock) -> None:
+def join_clock(clock: Clock, other: Clock) -> None:
+    """Let `clock` know what another one knows, too."""
     for stream, number in other.items():
         if clock.get(stream, 0) < number:
             clock[stream] = number
@@ -271,14 +298,16 @@ class AddressMap:
                 kept.append(cell)
         self._starts[between] = [cell.start for cell in kept]
 
-    def forget(self, start: int, end: int, clock: Clock | None = None) -> list[Place]:
-        """Drop what is over once `clock` is reached (None: all that there is); return what was dropped."""
+    def forget(self, start: int, end: int, over: Callable[[Place], bool] | None = None) -> list[Place]:
+        """Drop what is `over` (None: all that there is); return what was dropped."""
         dropped: list[Place] = []
         kept = []
         for cell in self.cells_in(start, end):
             for uses in (cell.writes, cell.reads):
-                for stream in [s for s, access in uses.items() if clock is None or clock.get(s, 0) >= access.sequence]:
-                    dropped.append((stream, uses.pop(stream).sequence))
+                places = [(stream, access.sequence) for stream, access in uses.items()]
+                for place in [place for place in places if over is None or over(place)]:
+                    del uses[place[0]]
+                    dropped.append(place)
             if cell.writes or cell.reads:
                 kept.append(cell.start)
             else:

@@ -19,7 +19,16 @@ from typing import Any, NamedTuple
 from loaderviz import words
 from loaderviz.emulator.device import Command, Stream
 from loaderviz.emulator.hazards import UNSEEN, Access, Hazard, Hazards, Lints, RaceError, short, texts
-from loaderviz.emulator.hazards.happens_before import HOST, AddressMap, Cell, Clock, HappensBefore, HostWork, LastAccess
+from loaderviz.emulator.hazards.between_threads import THREAD, BetweenThreads
+from loaderviz.emulator.hazards.happens_before import (
+    HOST,
+    AddressMap,
+    Cell,
+    Clock,
+    HappensBefore,
+    HostWork,
+    LastAccess,
+)
 from loaderviz.emulator.hazards.lints import Linter, tensors_used
 from loaderviz.timeline import TimelineBuilder
 
@@ -30,12 +39,14 @@ BATCHES = 5  # batches that a report names
 class Conflict(NamedTuple):
     """Two accesses of the same bytes that nothing orders; `waited` is the line of the last wait between their streams.
 
-    `shows` is larger for one that shows better what is wrong.
+    `apart`: the second's thread does not know of the first's work. `shows` is larger for one that shows better what is
+    wrong.
     """
 
     first: LastAccess
     second: LastAccess
     waited: str
+    apart: bool = False
 
     @property
     def shows(self) -> tuple[int, int]:
@@ -135,14 +146,22 @@ class Races:
         if isinstance(work, HostWork):
             self._host_access(LastAccess(0, work, writes, shape, dtype, block), start, end)
             return
-        memory, stream = self.memory, work.stream.id
+        memory, stream = self.memory, self.source_of(work)
         access = tuple.__new__(LastAccess, (work.sequence, work, writes, shape, dtype, block))  # by far the most
         if (memory.overwrite if writes else memory.read)(start, end, stream, access):
             return
-        clock = self.order.clock(stream)
+        clock = (self.order.threads or self.order).clock(work.stream.id)
         for cell in memory.cells(start, end):
             self._touch(cell, access, stream, clock, reads)
         memory.join(start, end)
+
+    def divide(self) -> None:
+        """There will be several threads of the host."""
+        self.order.divide(BetweenThreads(self.order))
+
+    def source_of(self, work: Command) -> int:
+        """Return by whom the work that was just enqueued touches memory: its stream, and the thread that runs."""
+        return self.order.threads.source(work.stream.id) if self.order.threads else work.stream.id
 
     def _touch(self, cell: Cell, access: LastAccess, stream: int, clock: Clock, reads: bool) -> None:
         """What is ordered before a write is done with: whoever comes after the write comes after that, too."""
@@ -159,22 +178,24 @@ class Races:
         self, earlier: dict[int, LastAccess], access: LastAccess, stream: int, clock: Clock, reads: bool
     ) -> None:
         for other, before in earlier.items():
-            if other == stream:
+            if (other - stream) % THREAD == 0:
                 continue
             if clock.get(other, 0) < before.sequence:
                 reused = before.block is not access.block
-                self._report("early-read" if reads and before.writes and not reused else "early-reuse", before, access)
+                self._report(
+                    "early-read" if reads and before.writes and not reused else "early-reuse", before, access, other
+                )
             elif self.order.counterfactuals:
                 self.order.need(stream, (other, before.sequence))
 
     def _host_access(self, access: LastAccess, start: int, end: int) -> None:
         """The host reads or writes pinned memory: what it enqueues later comes after, so it need not be remembered."""
-        clock = self.order.clock(HOST)
+        clock = (self.order.threads or self.order).clock(HOST)
         for cell in self.memory.cells_in(start, end):
             for earlier in (cell.writes, cell.reads) if access.writes else (cell.writes,):
                 for stream, before in earlier.items():
                     if clock.get(stream, 0) < before.sequence:
-                        self._report("early-refill" if access.writes else "early-host-read", before, access)
+                        self._report("early-refill" if access.writes else "early-host-read", before, access, stream)
                     elif self.order.counterfactuals:
                         self.order.need(HOST, (stream, before.sequence))
         self.memory.join(start, end)
@@ -185,13 +206,22 @@ class Races:
 
     def recorded(self, start: int, end: int, clock: Clock) -> None:
         """Freed memory will not be handed out again before an event that stands for `clock` is over (R36, R40)."""
-        for place in self.memory.forget(start, end, clock):
+        for place in self.memory.forget(start, end, lambda place: clock.get(place[0] % THREAD, 0) >= place[1]):
             if self.order.counterfactuals:
                 self.order.need_before(clock, place)
 
+    def freed(self, start: int, end: int, stream: Stream) -> None:
+        """The running thread lets go of memory of a stream's pool, which has a lock of its own.
+
+        So whoever gets it next comes after what this thread knows to be before its own next work in that stream.
+        """
+        if self.order.threads:
+            clock = self.order.threads.clock(stream.id)
+            self.memory.forget(start, end, lambda place: clock.get(place[0], 0) >= place[1])
+
     # What was found
 
-    def _report(self, kind: str, first: LastAccess, second: LastAccess) -> None:
+    def _report(self, kind: str, first: LastAccess, second: LastAccess, source: int = 0) -> None:
         """Two accesses conflict: would a wait that is missing anyway order them, or is this one more?
 
         The fewest waits that order all conflicts of two streams: each as late as may be, before the second access of a
@@ -207,7 +237,9 @@ class Races:
             line = second.work.source
             edge = self._last[pair] = self._missing.setdefault((*pair, line), MissingEdge(line))
             edge.times, edge.up_to = edge.times + 1, self.order.clock(pair[0]).get(pair[0], 0)
-        edge.add(kind, Conflict(first, second, self.linter.last_wait(stream, other)))
+        threads = self.order.threads
+        apart = bool(threads and other and not threads.knows(other.id, source, first.sequence))
+        edge.add(kind, Conflict(first, second, self.linter.last_wait(stream, other), apart))
         if self.raising:
             raise RaceError(self._hazard(edge))
 
@@ -230,7 +262,7 @@ class Races:
     def _hazard(self, edge: MissingEdge) -> Hazard:
         """Return the report of the conflicts that lead; for want of the same order the others race, too."""
         told, more = edge.leading, len(edge.conflicts) - 1
-        before, after, waited = told.best
+        before, after, waited, apart = told.best
         first, second = self._side(before), self._side(after)
         owner, case = getattr(getattr(after.block, "stream", None), "number", None), told.kind
         if case == "early-reuse" and before.block is not after.block:
@@ -258,7 +290,16 @@ class Races:
         if more:
             pairs = f"{words.count(more, 'other pair')} of accesses race{'s' * (more == 1)}"
             said["missing"] += f". {pairs} for want of it, too"
+        if apart:
+            one, other = self._thread(before), self._thread(after)
+            said["missing"] += f". Nor does {other} wait for {one}, so it may come here before {first.line}"
+            said["fix"] += f". And let {other} wait for {one}: with a queue, a lock, an event of `threading` or `join`"
         return Hazard(told.kind, first, second, count=told.count, batches=tuple(told.batches), **said)
+
+    def _thread(self, access: LastAccess) -> str:
+        """Return the name of the thread whose call it was."""
+        name = self._builder.lane_of(access.work.api if isinstance(access.work, Command) else access.work.span)
+        return "the main thread" if name == "main" else name
 
     def _side(self, access: LastAccess) -> Access:
         work, start, end = access.work, -1, -1

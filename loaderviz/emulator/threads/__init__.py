@@ -25,9 +25,12 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+from loaderviz import words
 from loaderviz.emulator.device import Stream
+from loaderviz.emulator.hazards.between_threads import BetweenThreads
 from loaderviz.emulator.host import OwnTime
 from loaderviz.emulator.runtime import Runtime
+from loaderviz.emulator.threads.gil import Gil
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Cause, Kind
 
@@ -38,19 +41,18 @@ ELSEWHERE = "subprocess", "socket", "selectors", "ssl"  # waits that others end
 SLOW = 40  # how many looks they may take
 PROCESSES = "multiprocessing"  # the main thread may wait for them as long
 STANDARD = "threading", "queue", "concurrent", "asyncio", "contextlib"  # what the program waits with
-MODEL = (
-    "the program's threads run as if each had a core of its own: Python's interpreter lock is not modelled; and "
-    "hazards are those between streams and one host, not those between threads"
-)
+MODEL = "the program's threads take turns in virtual time; of Python one of them runs at a time (R53)"
 OUTSIDE = "a thread that is not recorded ended a wait of one that is: the timeline depends on when it did"
 UNSEEN = (
     "{} {} that the recording cannot see, while threads that could end it have no turn: a bare lock (one made before "
     "record(), by `_thread`, or in C), a pipe, a queue of multiprocessing, or a variable that a loop looks at. Wait "
     "for a lock, queue, event or future that is made inside the block. It is at\n{}"
 )
-IN_A_FETCH = (
-    "a data set waits for a thread of the program while it fetches, which record(threads=True) does not model: fetch "
-    "in the thread itself, or record without threads=True, where threads that do not touch the GPU run as they are"
+IN_A_FETCH = "waits for a thread of the program while it fetches"
+FETCH_ELSEWHERE = "that is not modelled where a second thread uses the GPU. Fetch in the thread itself"
+LET_GO = (
+    "from {} on the program's threads ran in real time, and what they do is not in the timeline, which may depend on "
+    "this machine: {}"
 )
 ASKS, EAGER, PAUSE = 50, 1000, 1000  # ns that a look costs; after how many without a pause [ns] each costs more
 
@@ -93,6 +95,7 @@ class Turn:
         self.why, self.place = "", ""
         self.problem: BaseException | None = None  # to be raised where it waits
         self.joiners: list[Turn] = []
+        self.known: Any = None  # what it knew of the work of all, when it ended
         self.done = False
 
     def rest(self) -> None:
@@ -118,17 +121,21 @@ class Scheduler:
         self.runtime: Runtime = session.runtime
         self.alive, self.gives_turns = True, False  # the latter where `python.install` lets threads have them
         self.may_wake: Callable[[threading.Thread], bool]  # tells whether one outside the recording may end a wait
+        self.at_rest: Callable[[], object] = lambda: None  # tells what a new thread's `aside` is
         self.leave_thread: Callable[[], object] = bool  # called in a thread that goes on when the recording is over
         self.running: Turn | None = None  # who has the baton
         self.main: Turn | None = None
         self.outside: deque[list[Turn]] = deque()  # lines that a thread outside the recording has moved
         self.points = 0
+        self.shares_gpu = False  # a second thread has used it
+        self.let_go_for = ""  # why threads have turns no more, if they had
         self._turns: list[Turn] = []  # of threads that have not ended
         self._heap: list[tuple[int, int, int, Turn]] = []
         self._numbers = count()
         self._for_device: list[tuple[Callable[[], bool], Turn]] = []
         self._wanted: Turn | None = None  # was interrupted: it is the next, whatever its time is
         self._problem: BaseException | None = None  # it ends all threads
+        self.gil = Gil(self)
 
     # Who runs
 
@@ -146,9 +153,12 @@ class Scheduler:
             self.main = self.running = Turn(next(self._numbers), "the main thread", self._parts(own, 0))
             self.main.ident = threading.get_ident()
             self._turns.append(self.main)
+            self.gil.take()
             self.runtime.scheduler = self
-            self.session.alone = 0
+            self.session.alone, self.session.stop = 0, None
             self.session.note(MODEL)
+            if self.runtime.races:
+                self.runtime.races.divide()
             _thread.start_new_thread(self._watch, ())
         assert self.running
         return self.running
@@ -161,7 +171,9 @@ class Scheduler:
         number, runtime = next(self._numbers), self.runtime
         name = UNNAMED.sub(f"thread {number}", name)
         own = HostThread(runtime.default_stream)
-        own.check = self.session.check
+        if self.order:
+            self.order.start(number)
+        own.check, own.aside = self.session.check, self.at_rest()
         turn = Turn(number, name, self._parts(own, runtime.builder.lane(name, "host", "thread", number)))
         self._turns.append(turn)
         self._ready(turn, runtime.now)
@@ -177,12 +189,17 @@ class Scheduler:
         """The new thread itself waits for its first turn."""
         turn.ident = turn.parts[0][1]["thread"] = threading.get_ident()
         self._wait(turn)
+        self.gil.take()
 
     def end(self, turn: Turn) -> None:
         """The thread that runs ends: who joins it goes on, and the baton is handed over."""
         turn.done = True
         if not self.alive or self.running is not turn:
             return
+        self.session.give_back()
+        if self.order:
+            turn.known = self.order.end(turn.number)
+        self.gil.drop()
         self._turns.remove(turn)
         self.wake(turn.joiners, everybody=True)
         self._hand_over(self._next() or self._stuck())
@@ -191,6 +208,8 @@ class Scheduler:
         """It could not be started."""
         turn.version += 1
         turn.done = True
+        if self.order:
+            self.order.end(turn.number)
         self._turns.remove(turn)
 
     def point(self) -> None:
@@ -199,10 +218,34 @@ class Scheduler:
         if turn is None:
             return
         self.points += 1
+        self.session.give_back()
         now = self.runtime.now
         if (self._heap and self._heap[0][:2] < (now, turn.number)) or self._for_device or self._wanted or self.outside:
             self._ready(turn, now)
             self._pass(turn)
+        self.gil.share()
+
+    def works(self, duration: int, gil: bool = True) -> None:
+        """The thread that runs has so many ns to do: Python, which needs the interpreter's lock, or C without it."""
+        if self.here() is None:
+            self.runtime.now += duration
+        elif gil:
+            while duration > 0:
+                piece = self.gil.piece(duration)
+                self.runtime.now += piece
+                duration -= piece
+                self.point()
+        else:
+            with self.without_gil():
+                self.runtime.now = self.runtime.shared.work(self.runtime.now, duration)
+
+    @contextmanager
+    def without_gil(self) -> Iterator[None]:
+        """Around what runs in C for a while, or waits: other threads run Python meanwhile."""
+        self.gil.drop()
+        yield
+        self.point()
+        self.gil.take()
 
     @contextmanager
     def seen(self) -> Iterator[None]:
@@ -227,11 +270,25 @@ class Scheduler:
 
         Raises what ends the program, such as a `DeadlockError`.
         """
+        self.gil.drop()
+        moved = self.stand(line, self._place(call), until)
+        self.gil.take()
+        return moved
+
+    def stand(
+        self,
+        line: list[Turn],
+        place: tuple[str, str],
+        until: int | None = None,
+        cause: Cause = Cause.THREAD,
+        first: bool = False,
+    ) -> bool:
+        """Wait in a line, as in `wait`, for the lock of the interpreter, too; `first`: before all others there."""
         turn, runtime = self.running, self.runtime
         assert turn
         since = runtime.now
-        turn.line, (turn.why, turn.place) = line, self._place(call)
-        line.append(turn)
+        turn.line, (turn.why, turn.place) = line, place
+        line.insert(0 if first else len(line), turn)
         if until is not None:
             self._ready(turn, until)
         try:
@@ -243,9 +300,8 @@ class Scheduler:
         if self.alive and turn.at > since:
             runtime.shared.main_rests(since, turn.at)
             runtime.now = turn.at
-            batch = self.session.batches.current
             runtime.builder.span(
-                since, turn.at, runtime.main, Kind.WAIT, turn.why, batch, cause=Cause.THREAD,
+                since, turn.at, runtime.main, Kind.WAIT, turn.why, self.session.batches.current, cause=cause,
                 source=turn.place,
             )  # fmt: skip
         return moved
@@ -258,23 +314,45 @@ class Scheduler:
             frame = frame.f_back
         return call, f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
-    def wake(self, line: list[Turn], *, everybody: bool = False) -> None:
-        """Let the first who stands in a line go on, or everybody, a wake-up after now."""
+    def wake(self, line: list[Turn], *, everybody: bool = False) -> Turn | None:
+        """Let the first who stands in a line go on, or everybody, a wake-up after now; return the last of these."""
+        turn = None
         if self.here() is None:
             if self.alive:
                 self.outside.append(line)
-            return
+            return None
         for _ in range(len(line) if everybody else min(1, len(line))):
             turn = line.pop(0)
             turn.line = None
             self._ready(turn, self.runtime.now + self.runtime.host.thread_wake)
+        return turn
 
     def wait_for_device(self, over: Callable[[], bool]) -> None:
-        """Let others go on until something of the device is over, as far as they can come before that."""
+        """Let others go on until something of the device is over, as far as they can come before that.
+
+        The caller sets the clock, and ends the wait by `gil.take`.
+        """
         turn = self.here()
         if turn and not over():
+            self.gil.drop()
             self._for_device.append((over, turn))
             self._pass(turn)
+
+    # Who knows of whose work
+
+    @property
+    def order(self) -> BetweenThreads | None:
+        """What threads know of each other's work; None where no races are looked for."""
+        return self.runtime.order.threads
+
+    def tell(self, before: Any = None) -> Any:
+        """Return what the thread that runs knows, and what was told before; None where nobody asks."""
+        return self.order.tell(before) if self.order and self.here() else before
+
+    def learn(self, told: Any) -> None:
+        """The thread that runs comes after who told this."""
+        if self.order and self.here():
+            self.order.learn(told)
 
     # The baton
 
@@ -327,6 +405,8 @@ class Scheduler:
 
     def _hand_over(self, turn: Turn) -> None:
         self.running = turn
+        if self.order:
+            self.order.run(turn.number)
         if turn.baton.locked():
             turn.baton.release()
 
@@ -338,8 +418,25 @@ class Scheduler:
                 turn.problem, self._wanted = problem, turn
         if self.alive:
             turn.resume()
-        else:
+        elif not (self.let_go_for and turn is self.main):
             self.leave_thread()
+
+    def let_go(self, why: str) -> None:
+        """All threads go on in real time, as if there were no turns: the main thread is the one that is recorded.
+
+        Only where no other one has used the GPU. `why` is a sentence's end for the notes.
+        """
+        session, main = self.session, self.main
+        assert main and self.running
+        if self.running is not main:
+            session.stray, session.stop = self.running.ident, bool  # the latter so that its calls are looked at
+            main.resume()
+        self.let_go_for, self.gives_turns = why, False
+        session.note(LET_GO.format(words.duration(self.runtime.now), why))
+        session.alone, self.running = main.ident, None
+        if self.order:
+            self.order.run(main.number)
+        self.close()
 
     # What cannot go on
 
@@ -388,8 +485,12 @@ class Scheduler:
         loader = not for_thread and any(name.startswith("torch.utils.data") for name in modules)
         if not self.alive or slow or loader or not waiting:
             return  # another process or machine ends that wait: its own schedule says when
-        stack = "".join(traceback.format_stack(frame)[-6:])
         does = "waits for something" if still else "loops over something"
+        if not self.shares_gpu:
+            place = traceback.extract_stack(frame)[-1]
+            self.let_go(f"{turn.name} {does} that the recording cannot see, at {place.filename}:{place.lineno}")
+            return
+        stack = "".join(traceback.format_stack(frame)[-6:])
         problem = NotModelledError(UNSEEN.format(turn.name, does, stack))
         self.session.refused_elsewhere(problem)  # where it is the main thread, that is stopped by a signal
         main, self._problem = self.main, problem

@@ -18,10 +18,10 @@ from asyncio.base_events import BaseEventLoop
 from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from loaderviz.emulator.hardware import SECOND
-from loaderviz.emulator.threads import ASKS, IN_A_FETCH, Scheduler
+from loaderviz.emulator.threads import ASKS, FETCH_ELSEWHERE, IN_A_FETCH, Scheduler
 from loaderviz.errors import NotModelledError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ NEED_REAL_TIME = """
 multiprocessing torch.multiprocessing torch.utils.data torchdata.stateful_dataloader torch.distributed
 concurrent.futures.process subprocess socket socketserver logging ssl http urllib zmq tornado ipykernel IPython
 jupyter_client traitlets tqdm.std tqdm._monitor _pytest pytest hypothesis loaderviz.emulator loaderviz.stations
+multiprocess joblib.externals.loky fsspec aiohttp urllib3 wandb ray
 """
 REAL = tuple(f"{name}." for name in NEED_REAL_TIME.split())
 BETWEEN = ("threading", "queue", "concurrent.futures._base", "concurrent.futures.thread")  # they make them for others
@@ -44,6 +45,9 @@ LOOKS = (
     *((queue._PySimpleQueue, name) for name in ("empty", "qsize")),  # type: ignore[attr-defined]
     *((concurrent.futures.Future, name) for name in ("done", "running", "cancelled")),
 )
+RealQueue = queue.SimpleQueue
+TELL = (threading.Event, "set"), (queue.Queue, "put"), (concurrent.futures.Future, "set_result")
+LEARN = (threading.Event, "wait"), (queue.Queue, "get"), (concurrent.futures.Future, "result")
 LINE = "_loaderviz_line"  # of the selector of an event loop: who waits in it
 
 
@@ -58,6 +62,7 @@ class Lock:
         self._scheduler, self._real, self._fresh = scheduler, _thread.allocate_lock(), fresh
         self._line: list[Any] = []
         self._free_at = 0
+        self._told: Any = None  # by who let it go last
 
     def locked(self) -> bool:
         """Tell whether somebody has it."""
@@ -70,7 +75,7 @@ class Lock:
         if fresh or scheduler.here() is None:
             if not blocking or self._real.acquire(False):
                 return blocking or self._real.acquire(False)
-            refuse_in_a_fetch(scheduler)
+            leave_for_a_fetch(scheduler)
             return self._real.acquire(True, timeout)
         runtime = scheduler.runtime
         with scheduler.seen():
@@ -84,6 +89,7 @@ class Lock:
                 ends = [each for each in (until, free_at) if each is not None]
                 scheduler.wait(self._line, "Lock.acquire", min(ends, default=None))
             if scheduler.alive:
+                scheduler.learn(self._told)
                 return True
         return self._real.acquire(blocking, timeout)
 
@@ -91,11 +97,12 @@ class Lock:
 
     def release(self) -> None:
         """Let it go. Raises RuntimeError if nobody has it."""
-        self._real.release()
         scheduler = self._scheduler
         if scheduler.here():
             scheduler.session.catch_up()
-            self._free_at = scheduler.runtime.now
+        self._real.release()
+        if scheduler.here():
+            self._free_at, self._told = scheduler.runtime.now, scheduler.tell()
             scheduler.session.leave()
         if self._line:
             scheduler.wake(self._line)
@@ -106,11 +113,25 @@ class Lock:
     def _at_fork_reinit(self) -> None:
         self._real = _thread.allocate_lock()
 
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle '_thread.lock' object")
 
-def refuse_in_a_fetch(scheduler: Scheduler) -> None:
-    """Raise `NotModelledError` where a data set's fetch would wait with the baton."""
-    if scheduler.session.fetching and scheduler.alive and scheduler.session.in_recording_thread():
-        raise NotModelledError(IN_A_FETCH)
+
+class Line(list[Any]):
+    """Who waits in the selector of an event loop, and what those have told who called it."""
+
+    told: Any = None
+
+
+def leave_for_a_fetch(scheduler: Scheduler) -> None:
+    """A data set's fetch waits with the baton: let threads go on in real time.
+
+    Raises `NotModelledError` where one of them uses the GPU.
+    """
+    if scheduler.main and scheduler.session.fetching and scheduler.alive and scheduler.session.in_recording_thread():
+        if scheduler.shares_gpu or scheduler.running is not scheduler.main:
+            raise NotModelledError(f"a data set {IN_A_FETCH}: {FETCH_ELSEWHERE}")
+        scheduler.let_go(f"a data set {IN_A_FETCH}")
 
 
 class Ordered(dict[Any, None]):
@@ -147,11 +168,15 @@ def install(scheduler: Scheduler, patches: Patches) -> None:
     def is_virtual() -> bool:
         return session.in_recording_thread() and not session.fetching and session.alive and is_ours(3)
 
-    def lock(real: Callable[[], Any]) -> Any:
-        if is_virtual():
-            return Lock(scheduler)
-        foreign.add(made := real())
-        return made
+    class Made(Lock):
+        def __new__(cls) -> Any:
+            if is_virtual():
+                return super().__new__(cls)
+            foreign.add(made := _thread.allocate_lock())
+            return made
+
+        def __init__(self) -> None:
+            super().__init__(scheduler)
 
     def waiter(real: Callable[[], Any]) -> Any:
         """What waits for a condition is real where the condition's own lock was made to be; else virtual."""
@@ -159,10 +184,10 @@ def install(scheduler: Scheduler, patches: Patches) -> None:
         while (frame.f_globals.get("__name__") or "").startswith(PATCHED):
             frame = frame.f_back
         if frame.f_code is not threading.Condition.wait.__code__:
-            return lock(real)
+            return Made()
         own = frame.f_locals["self"]._lock
         if isinstance(own, (Lock, threading._PyRLock)):  # type: ignore[attr-defined]
-            refuse_in_a_fetch(scheduler)
+            leave_for_a_fetch(scheduler)
         here = session.in_recording_thread() and not session.fetching and own not in foreign
         return Lock(scheduler, fresh=True) if here else real()
 
@@ -172,19 +197,20 @@ def install(scheduler: Scheduler, patches: Patches) -> None:
         foreign.add(made := real())
         return made
 
-    def simple(real: Callable[[], Any]) -> Any:
-        return queue._PySimpleQueue() if is_virtual() else real()  # type: ignore[attr-defined]
+    class Simple(queue._PySimpleQueue):  # type: ignore[misc,name-defined]
+        def __new__(cls) -> Any:
+            return super().__new__(cls) if cls is not Simple or is_virtual() else RealQueue()
 
-    for owner, name, make in (
-        (threading, "Lock", lock),
-        (threading, "_allocate_lock", waiter),
-        (threading, "RLock", recursive),
-        (queue, "SimpleQueue", simple),
-    ):
-        patches.around(owner, name)(make)
+        __reduce__ = Lock.__reduce__
+
+    patches.function(threading, "Lock", Made)
+    patches.function(queue, "SimpleQueue", Simple)
+    patches.around(threading, "_allocate_lock")(waiter)
+    patches.around(threading, "RLock")(recursive)
     patches.set(concurrent.futures.thread, "_global_shutdown_lock", Lock(scheduler))  # held while a thread is started
     _install_clock(scheduler, patches)
     _install_thread(scheduler, patches, is_virtual)
+    _install_looks(scheduler, patches)
     _install_loop(scheduler, patches, is_virtual)
 
 
@@ -218,6 +244,7 @@ def _install_thread(scheduler: Scheduler, patches: Patches, is_virtual: Callable
                         scheduler.look()
                         return
                     scheduler.wait(turn.joiners, "Thread.join", until)
+                scheduler.learn(turn.known)
         real(thread, timeout)
 
     @patches.around(threading.Thread, "is_alive")
@@ -226,15 +253,35 @@ def _install_thread(scheduler: Scheduler, patches: Patches, is_virtual: Callable
         if turn is None or not scheduler.here():
             return real(thread)
         scheduler.look()
+        scheduler.learn(turn.known)
         return not turn.done
+
+
+def _install_looks(scheduler: Scheduler, patches: Patches) -> None:
+    """Looks take time; what is looked at without its lock, or is older than the block, orders threads all the same."""
+    told = WeakKeyDictionary[Any, Any]()
 
     def look(real: Callable[..., Any], waited_for: Any) -> Any:
         if sys._getframe(2).f_globals is not vars(threading):  # which asks whether a thread has started
             scheduler.look()
-        return real(waited_for)
+        if answer := real(waited_for):
+            scheduler.learn(told.get(waited_for))
+        return answer
 
-    for owner, name in LOOKS:
-        patches.around(owner, name)(look)
+    def tell(real: Callable[..., Any], waited_for: Any, *args: Any, **kwargs: Any) -> Any:
+        if scheduler.order:
+            told[waited_for] = scheduler.tell(told.get(waited_for))
+        return real(waited_for, *args, **kwargs)
+
+    def learn(real: Callable[..., Any], waited_for: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return real(waited_for, *args, **kwargs)
+        finally:
+            scheduler.learn(told.get(waited_for))
+
+    for names, does in ((LOOKS, look), (TELL, tell), (LEARN, learn)):
+        for owner, name in names:
+            patches.around(owner, name)(does)
 
 
 def _install_loop(scheduler: Scheduler, patches: Patches, is_virtual: Callable[[], bool]) -> None:
@@ -253,7 +300,7 @@ def _install_loop(scheduler: Scheduler, patches: Patches, is_virtual: Callable[[
     def init(begin: Callable[..., None], loop: Any, *args: Any, **kwargs: Any) -> None:
         begin(loop, *args, **kwargs)
         if is_virtual():
-            setattr(loop._selector, LINE, [])
+            setattr(loop._selector, LINE, Line())
 
     @patches.around(BaseEventLoop, "time")
     def now(real: Callable[..., float], loop: Any) -> float:
@@ -263,14 +310,20 @@ def _install_loop(scheduler: Scheduler, patches: Patches, is_virtual: Callable[[
     def call(real: Callable[..., Any], loop: Any, *args: Any, **kwargs: Any) -> Any:
         with scheduler.seen():
             handle = real(loop, *args, **kwargs)
-        if line := getattr(loop._selector, LINE, None):
+        if (line := getattr(loop._selector, LINE, None)) is not None:
+            line.told = scheduler.tell(line.told)
+        if line:
             scheduler.wake(line)
         return handle
 
     @patches.around(selectors.DefaultSelector, "select")
     def select(real: Callable[..., Any], selector: Any, timeout: float | None = None) -> Any:
         line = line_of(selector)
-        return real(selector, timeout) if line is None else _select(scheduler, line, real, selector, timeout)
+        if line is None:
+            return real(selector, timeout)
+        events = _select(scheduler, line, real, selector, timeout)
+        scheduler.learn(line.told)
+        return events
 
 
 def _select(

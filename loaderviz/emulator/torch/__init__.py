@@ -72,7 +72,7 @@ class EmulatedCuda:
         copies: Copies = "on_wait",
         hazards: OnHazard = "warn",
         check: bool = False,
-        threads: bool = False,
+        threads: bool = True,
     ) -> None:
         if copies not in ("on_wait", "eager"):
             raise ValueError(f"copies={copies!r}: choose 'on_wait' or 'eager'")
@@ -157,7 +157,9 @@ class EmulatedCuda:
         Nothing is kept any more; and where the CPU computes the same, nothing is emulated, and torch is undisturbed but
         for what it says of devices.
         """
-        session = self.session
+        session, scheduler = self.session, self.session.scheduler
+        if scheduler.running:
+            scheduler.let_go("the steps that are recorded are over")
         for name, start in reversed(list(session.ranges.values())):
             session.leave_range(name, start)
         session.ranges.clear()

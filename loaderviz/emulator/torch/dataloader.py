@@ -728,7 +728,7 @@ class Meter(TorchDispatchMode):
             self._left_out = before + processor_time() - start
 
     @contextlib.contextmanager
-    def declared(self, work: int, waits: int) -> Iterator[None]:
+    def declared(self, work: int, waits: int, gil: bool = True) -> Iterator[None]:
         """`loaderviz.costs`: the block's own Python takes `work` ns and waits for `waits` ns, whatever it does here."""
         start, before, began = processor_time(), self._left_out, waiting_time.wall()
         self._declared += 1

@@ -15,7 +15,7 @@ from torch.utils import _device
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from loaderviz.emulator.torch import internals
-from loaderviz.emulator.torch.patches import QUESTIONS, Disguised, device_named
+from loaderviz.emulator.torch.patches import QUESTIONS, Disguised, Guard, device_named
 from loaderviz.emulator.torch.session import CPU, DEVICE, ON_HOST, STANDS_FOR_CUDA, Session, wanted_device
 from loaderviz.emulator.torch.tensors import AT_REST, MEMBERS, any_on_device, is_on_device, tag_of
 
@@ -60,11 +60,8 @@ class Functions(TorchFunctionMode):
     ) -> Any:
         """Run one function: by its handler, as a call with a `device`, or as it is."""
         session, kwargs = self.session, kwargs or {}
-        if session.stop is not None:
-            session.stop_if_idle()
-        if session.aside is not None:
-            aside = self._at_rest if session.aside is AT_REST else self._aside
-            return aside(func, types, args, kwargs)
+        if (session.stop is not None and session.stop_if_idle()) or session.aside is not None:
+            return self._otherwise(func, types, args, kwargs)
         if types and not NOT_ASKED.issuperset(types) and (kinds := overriding(types)):
             return self._by_subclass(func, kinds, args, kwargs)
         if modes() != 1 and is_faked():
@@ -107,6 +104,15 @@ class Functions(TorchFunctionMode):
         finally:
             session.aside = operators
 
+    def _otherwise(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function while less is emulated; one of a thread that is not recorded any more has no device."""
+        session = self.session
+        if session.stray and session.stop_if_idle():
+            with internals.DisableTorchDispatch():
+                return Guard(session.enter).__torch_function__(func, types, args, kwargs)
+        aside = self._at_rest if session.aside is AT_REST else self._aside
+        return aside(func, types, args, kwargs)
+
     def _at_rest(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function when nothing is recorded any more: what comes of the device's tensors is the device's, too."""
         if types and not NOT_ASKED.issuperset(types) and (kinds := overriding(types)):
@@ -140,8 +146,8 @@ class MeasuringFunctions(Functions):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function, with the clock stopped; a data set's own clock goes on."""
         session = self.session
-        if session.aside is AT_REST:
-            return self._at_rest(func, types, args, kwargs or {})
+        if session.aside is AT_REST or (session.stray and session.stop_if_idle()):
+            return self._otherwise(func, types, args, kwargs or {})
         if session.fetching and session.aside is not None:  # at once: all before `touches` looks at its clock counts
             return self._aside(func, types, args, kwargs or {})
         if session.aside is None and not session.functions:

@@ -951,6 +951,9 @@ class BackwardStreams:
         session, caller = self.session, self.session.stream
         if session.aside is AT_REST:
             return engine(*args, **kwargs)
+        if not session.in_recording_thread():
+            with internals.DisableTorchDispatch():  # it may have our modes still: see `Scheduler.let_go`
+                return engine(*args, **kwargs)
         outer, self.used = self.used, []
         call, session.call = session.call, (args, {})
         if any(is_fake(root) and root.device.type == "cuda" for root in args[0]):

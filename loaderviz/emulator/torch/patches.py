@@ -28,7 +28,7 @@ from torch.utils import _python_dispatch
 from loaderviz.emulator.threads import Turn
 from loaderviz.emulator.threads.python import BETWEEN, TURN, Lock, is_ours, is_real
 from loaderviz.emulator.torch import internals
-from loaderviz.emulator.torch.tensors import MEMBERS, is_on_device, seen_outside
+from loaderviz.emulator.torch.tensors import AT_REST, MEMBERS, is_on_device, seen_outside
 from loaderviz.errors import NotModelledError
 from loaderviz.imports import ELSEWHERE, SPAWNED, function_of, program_of, rank_of
 
@@ -354,6 +354,7 @@ def watch_threads(session: Session, patches: Patches) -> None:
         PUSH[1](Guard(session.enter))
 
     scheduler.leave_thread = leave_thread
+    scheduler.at_rest = lambda: AT_REST if session.aside is AT_REST else None
 
     @patches.around(threading.Thread, "start")
     def start(begin: Callable[..., None], thread: Any) -> None:
@@ -390,9 +391,11 @@ def watch_threads(session: Session, patches: Patches) -> None:
 def in_turn(session: Session, turn: Turn) -> Iterator[None]:
     """What a thread that has turns is in, from its first one on: the modes of the session, if that goes on."""
     session.scheduler.enter(turn)
-    if session.alive:
-        for mode, push in zip((session.operators, session.functions_mode), PUSH, strict=True):
-            push(mode)
+    if session.scheduler.alive:
+        modes = (session.operators if session.aside is None else None), session.functions_mode
+        for mode, push in zip(modes, PUSH, strict=True):
+            if mode is not None:
+                push(mode)
         session.leave()
     try:
         yield

@@ -57,8 +57,8 @@ OTHER_WORK = [{str(key): [key, (key,)]} for key in range(8)]  # as large as the 
 NOTED = 2_000_000  # ns of a batch that are unpriced, or measured on the wall, from which this is noted
 # And how many times what is charged. This machine's processor may be slower than the named one; its waits add up.
 ONE_THREAD = (
-    ": the emulated GPU has one host thread. Issue CUDA calls from the thread that entered record(), or let threads "
-    "take turns in virtual time, with record(threads=True) or `loaderviz run --threads`."
+    ": with threads=False the emulated GPU has one host thread. Issue CUDA calls from the thread that entered "
+    "record(), or let threads take turns in virtual time, as they do without threads=False."
 )
 NOT_RECORDED = (
     " that takes no turns: it is older than the recording, or was started by `_thread`, by a library for its "
@@ -116,6 +116,7 @@ class Session(HostThread, TensorMemory):
 
     active: ClassVar[Session | None] = None  # the one whose recording runs
     stop: Callable[[], None] | None = None  # to be called once the recording may stop
+    stray = 0  # the thread that has our modes, and no turns any more
     _stopped = 0  # when it did, on this machine's clock [ns]
     plain = True  # nothing is in the program that the CPU alone would do in another way
     touched = False  # a data set has to do with the device
@@ -223,13 +224,12 @@ class Session(HostThread, TensorMemory):
 
     def sleep(self, time: int) -> None:
         """The program sleeps for so many ns, which takes no core."""
-        self.runtime.sleep(time)
+        if not time:
+            self.scheduler.look()
+        with self.scheduler.without_gil():  # what comes next comes after what others do meanwhile
+            self.runtime.sleep(time)
         if self.fetching:
             self.meter.note(Cause.INPUT, time)
-        if time:  # what comes next comes after what others do meanwhile
-            self.scheduler.point()
-        else:
-            self.scheduler.look()
 
     def look_at(self, source: torch.Tensor) -> None:
         """Look whether the first large tensors that go to the GPU are bytes in a wider type, or float64."""
@@ -258,13 +258,15 @@ class Session(HostThread, TensorMemory):
             self.scheduler.point()
             if self.alive:
                 return
-        problem = f"{call} in a second Python thread" + (NOT_RECORDED if self.scheduler.gives_turns else ONE_THREAD)
-        raise self.refused_elsewhere(NotModelledError(problem))
+        why = NOT_RECORDED if self.scheduler.gives_turns else ONE_THREAD
+        if self.scheduler.let_go_for:
+            why = f", and threads have no turns any more: {self.scheduler.let_go_for}"
+        raise self.refused_elsewhere(NotModelledError(f"{call} in a second Python thread{why}"))
 
     def catch_up(self) -> None:
         """Where Python is measured, let the clock come to where the program is."""
         if self.measured:
-            self.runtime.now += self.own.stop()
+            self.scheduler.works(self.own.stop())
 
     def refused_elsewhere(self, problem: NotModelledError) -> NotModelledError:
         """Note what is refused to another thread, and return it: the recording ends with the first of these."""
@@ -338,16 +340,19 @@ class Session(HostThread, TensorMemory):
         self.leave()
 
     @contextmanager
-    def declared(self, work: int, waits: int) -> Iterator[None]:
+    def declared(self, work: int, waits: int, gil: bool = True) -> Iterator[None]:
         """`loaderviz.costs`: the Python of a block takes `work` ns, then waits; torch in it costs as it always does."""
         self.begin_priced(0)
         try:
             yield
         finally:
             self.mark_source()
-            self.runtime.host_work(work, "declared")
+            start = self.runtime.now
+            self.scheduler.works(work, gil)
+            self.runtime.note(start, "declared")
             if waits:
-                self.runtime.sleep(waits)
+                with self.scheduler.without_gil():
+                    self.runtime.sleep(waits)
             self.scheduler.point()
             self.end_priced()
 
@@ -365,7 +370,9 @@ class Session(HostThread, TensorMemory):
             return
         self.mark_source(batch)
         host, start = self.runtime.host, self.runtime.now
-        self.runtime.host_work(host.dispatch + host.work_time(nbytes, flops // max(1, host.cores)), name)
+        work = host.dispatch + host.work_time(nbytes, flops // max(1, host.cores))
+        self.scheduler.works(work, gil=work < host.thread_wake)
+        self.runtime.note(start, name)
         if flops:
             self.runtime.shared.take(start, self.runtime.now, host.cores - 1)  # torch's threads
 
@@ -514,12 +521,18 @@ class Session(HostThread, TensorMemory):
             batch = self.batches.asked_for(start) if name.startswith(LOADER_NEXT) else self.batches.current
             self.runtime.range(start, self.runtime.now, name, batch)
 
-    def stop_if_idle(self) -> None:
-        """Stop, unless the call of torch that the program makes is inside another one, or in something that counts."""
+    def stop_if_idle(self) -> bool:
+        """Stop, unless the call of torch that the program makes is inside another one, or in something that counts.
+
+        Tell whether it is a call of a thread that is not recorded any more.
+        """
+        if self.stray or self.runtime.main:
+            return threading.get_ident() == self.stray
         counts = self.priced or self.fetching or self.quiet or self.functions > self.measured
         if self.stop and not counts and self.target is None and self.runtime.capture is None:
             stop, self.stop = self.stop, None
             stop()
+        return False
 
     def since_stop(self) -> int:
         """Return how long ago the recording stopped [ns], on this machine's clock; 0 if it has not."""

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import copy
 import gc
 import heapq
 import http.server
+import pickle
 import queue
 import random
 import select
@@ -32,7 +34,7 @@ from loaderviz.traces.steps import cut
 
 MS = 10**6  # ns
 LOCK, WAKE, START = 50, 7_000, 20_000  # ns
-HOST = replace(Host.preset("laptop"), lock=LOCK, thread_wake=WAKE, thread_start=START)
+HOST = replace(Host.preset("laptop"), lock=LOCK, thread_wake=WAKE, thread_start=START, switch_interval=0)
 
 
 def work(seconds):
@@ -160,7 +162,7 @@ def test_a_program_of_threads_gives_one_timeline_and_the_values_of_the_cpu(progr
         for interval in (before, 1e-6, 1e-6):
             sys.setswitchinterval(interval)
             torch.manual_seed(0)
-            with lv.record(threads=True, on="a100") as recording:
+            with lv.record(on="a100") as recording:
                 assert sorted(program("cuda")) == expected
             assert not recording.hazards and recording.timeline.self_check()
             found.append(table(recording.timeline))
@@ -169,7 +171,7 @@ def test_a_program_of_threads_gives_one_timeline_and_the_values_of_the_cpu(progr
         sys.setswitchinterval(before)
     assert found[0] == found[1] == found[2]
     assert len([name for name in found[0][0] if name.startswith(("main", "thread"))]) > 1
-    assert any("interpreter lock is not modelled" in note for note in found[0][2].notes)
+    assert any("of Python one of them runs at a time" in note for note in found[0][2].notes)
 
 
 # Who goes on when
@@ -183,7 +185,7 @@ def test_r51_a_lock_is_free_when_it_is_let_go_of_and_who_waits_is_woken():
         with lock:
             at["second"] = now()
 
-    with lv.record(threads=True, on="a100", host=HOST) as recording:
+    with lv.record(on="a100", host=HOST) as recording:
         lock = threading.Lock()
         [thread] = started(second)
         with lock:
@@ -218,7 +220,7 @@ def test_r51_locks_are_taken_in_the_order_of_virtual_time():
                     order.append((now(), number, lock))
                     work(inside / 1e9)
 
-        with lv.record(threads=True, on="a100", host=HOST):
+        with lv.record(on="a100", host=HOST):
             locks = threading.Lock(), threading.Lock()
             for thread in started(*[partial(run, n, plan, locks, order) for n, plan in enumerate(plans)]):
                 thread.join()
@@ -258,7 +260,7 @@ def test_r52_a_thread_has_a_current_stream_of_its_own_and_begins_on_the_default_
         torch.cuda.set_stream(torch.cuda.Stream())
         seen["has"] = torch.cuda.current_stream()
 
-    with lv.record(threads=True, on="a100", host=HOST):
+    with lv.record(on="a100", host=HOST):
         default, side = torch.cuda.current_stream(), torch.cuda.Stream()
         with torch.cuda.stream(side):
             in_a_thread(second)
@@ -282,7 +284,7 @@ def test_who_waits_for_the_gpu_does_not_hold_others_back():
             torch.ones(1, device="cuda")
         order.append("worked")
 
-    with lv.record(threads=True, on="t4", host=HOST) as recording:
+    with lv.record(on="t4", host=HOST) as recording:
         for thread in started(waits, works):
             thread.join()
     assert order == ["worked", "waited"]
@@ -323,7 +325,7 @@ def test_a_time_out_is_virtual(name):
             WAITS[name]()
         taken.append(now() - start)
 
-    with lv.record(threads=True, on="a100"):
+    with lv.record(on="a100"):
         in_a_thread(second)
     assert 5000 * MS <= taken[0] < 5002 * MS
 
@@ -336,7 +338,7 @@ def test_a_barrier_lets_all_through_when_the_last_one_is_there():
         barrier.wait()
         passed.append(now())
 
-    with lv.record(threads=True, on="a100", host=HOST):
+    with lv.record(on="a100", host=HOST):
         barrier = threading.Barrier(3)
         for thread in started(*[partial(run, n) for n in range(3)]):
             thread.join()
@@ -354,7 +356,7 @@ def test_what_was_made_before_the_block_is_waited_for_in_virtual_time_too():
         both.wait()
         work(1e-3)
 
-    with lv.record(threads=True, on="a100", host=HOST) as recording:
+    with lv.record(on="a100", host=HOST) as recording:
         [thread] = started(second)
         assert [ready.get().sum().item() for _ in range(3)] == [0, 2, 4]
         with pytest.raises(queue.Empty):
@@ -390,7 +392,7 @@ def queue_of(lock):
 def test_who_looks_again_and_again_lets_time_pass_and_comes_to_an_end(name, seconds):
     """However long it takes in virtual time, in some thousands of looks: 10 s at 50 ns each would be 200 million."""
     looks = 0
-    with lv.record(threads=True, on="a100", host=replace(HOST, lock=0)):
+    with lv.record(on="a100", host=replace(HOST, lock=0)):
         lock = holding(threading.Lock())
         [thread] = started(lambda: (work(seconds), lock.release()))
         while LOOKS[name](lock, thread):
@@ -400,7 +402,7 @@ def test_who_looks_again_and_again_lets_time_pass_and_comes_to_an_end(name, seco
 
 
 def test_what_a_pool_runs_and_how_long_it_may_take_is_virtual():
-    with lv.record(threads=True, on="a100"), ThreadPoolExecutor(1) as pool:
+    with lv.record(on="a100"), ThreadPoolExecutor(1) as pool:
         with pytest.raises(TimeoutError):
             list(pool.map(time.sleep, [5, 5], timeout=6))
         assert 6000 * MS <= now() < 6002 * MS
@@ -408,10 +410,10 @@ def test_what_a_pool_runs_and_how_long_it_may_take_is_virtual():
         assert now() >= 15_000 * MS
 
 
-def test_threads_are_as_they_are_where_nothing_else_is_asked_for():
+def test_threads_are_as_they_are_where_that_is_asked_for():
     """They run at once, beside the one that records, which may wait for them without a lock, and in a fetch, too."""
     ready, seen, names = queue.Queue(), [], (threading.Lock, threading.RLock, queue.SimpleQueue, threading._time)
-    with lv.record(on="a100", host=HOST) as recording:
+    with lv.record(on="a100", host=HOST, threads=False) as recording:
         seen.append((threading.Lock, threading.RLock, queue.SimpleQueue, threading._time))
         [thread] = started(lambda: (ready.put(1), seen.append("ran")))
         while len(seen) < 2:
@@ -440,7 +442,7 @@ def test_a_deadlock_is_said_at_once_with_who_waits_where(silent):
             with second:
                 pass
 
-    with pytest.raises(DeadlockError) as stopped, lv.record(threads=True, on="a100"):
+    with pytest.raises(DeadlockError) as stopped, lv.record(on="a100"):
         one, other, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
         made = [threading.Thread(target=takes, args=(*each, both)) for each in ((one, other), (other, one))]
         for thread in made:
@@ -460,7 +462,7 @@ def test_a_queue_that_nobody_fills_is_a_deadlock_too(silent):
         ready.put(torch.ones(1, device="cuda"))
         raise KeyError("mine")
 
-    with pytest.raises(DeadlockError, match=r"main thread waits in Queue\.get"), lv.record(threads=True, on="a100"):
+    with pytest.raises(DeadlockError, match=r"main thread waits in Queue\.get"), lv.record(on="a100"):
         ready = queue.Queue()
         started(lambda: fails(ready))
         assert ready.get().is_cuda
@@ -473,23 +475,26 @@ def test_a_wait_that_the_recording_cannot_see_is_refused_with_the_stack(silent, 
     older = threading.Lock()
     older.acquire()
     says = r"thread 1.* waits for .* a bare lock \(one made before record\(\)"
-    with pytest.raises(NotModelledError, match=says) as refused, lv.record(threads=True, on="a100"):
-        started(lambda: older.acquire(timeout=60))
+    with pytest.raises(NotModelledError, match=says) as refused, lv.record(on="a100"):
+        [thread] = started(lambda: (torch.ones(1, device="cuda"), older.acquire(timeout=60)))
         time.sleep(1)
         older.release()
+    thread.join()
     assert "older.acquire(timeout=60)" in str(refused.value)
 
 
-def test_a_loop_that_looks_at_a_variable_is_refused(monkeypatch):
+def test_a_loop_that_looks_at_a_variable_is_refused(monkeypatch, silent):
     monkeypatch.setattr(threads, "LOOK", 0.01)
     monkeypatch.setattr(threads, "SPINS", 20)
     monkeypatch.setattr(threads, "WORKS", 0)
     done = []
     says = "the main thread loops over something"
-    with pytest.raises(NotModelledError, match=says), lv.record(threads=True, on="a100"):
-        started(lambda: done.append(1))
+    with pytest.raises(NotModelledError, match=says), lv.record(on="a100"):
+        [thread] = started(lambda: (torch.ones(1, device="cuda"), time.sleep(1), done.append(1)))
+        time.sleep(0.5)
         while not done:
             pass
+    thread.join()
 
 
 WAITS_IN_A_FETCH = {
@@ -502,10 +507,144 @@ WAITS_IN_A_FETCH = {
 @pytest.mark.parametrize("name", WAITS_IN_A_FETCH)
 def test_a_fetch_that_waits_for_a_thread_is_refused(name):
     says = "waits for a thread of the program while it fetches"
-    with pytest.raises(NotModelledError, match=says), lv.record(threads=True, on="a100"):
+    with pytest.raises(NotModelledError, match=says), lv.record(on="a100"):
         ready, event, lock = queue.Queue(), threading.Event(), holding(threading.Lock())
-        started(lambda: (work(1e-3), ready.put(1), event.set(), lock.release()))
+        in_a_thread(lambda: torch.ones(1, device="cuda"))
+        [thread] = started(lambda: (work(1e-3), ready.put(1), event.set(), lock.release()))
         next(iter(DataLoader([0], collate_fn=lambda _: WAITS_IN_A_FETCH[name](ready, event, lock))))
+    thread.join()
+
+
+# Where no second thread uses the GPU, what the recording cannot see is none of its business
+
+
+def note_of(recording):
+    [note] = [note for note in recording.timeline.context.notes if "ran in real time" in note]
+    return note
+
+
+@pytest.mark.parametrize("name", WAITS_IN_A_FETCH)
+def test_a_fetch_that_waits_for_a_thread_waits_as_it_is_where_none_uses_the_gpu(name):
+    with lv.record(on="a100") as recording:
+        ready, event, lock = queue.Queue(), threading.Event(), holding(threading.Lock())
+        [thread] = started(lambda: (time.sleep(0.05), ready.put(1), event.set(), lock.release()))
+        [batch] = DataLoader([0], collate_fn=lambda _: WAITS_IN_A_FETCH[name](ready, event, lock) or 1)
+        assert torch.ones(2, device="cuda").sum().item() == 2
+        thread.join()
+    assert batch == 1 and "while it fetches" in note_of(recording) and recording.timeline.self_check()
+
+
+def test_a_loop_that_looks_at_a_variable_of_a_thread_without_gpu_comes_to_its_end(monkeypatch):
+    monkeypatch.setattr(threads, "LOOK", 0.01)
+    monkeypatch.setattr(threads, "SPINS", 5)
+    monkeypatch.setattr(threads, "WORKS", 0)
+    done = []
+    with lv.record(on="a100") as recording:
+        started(lambda: done.append(torch.ones(3).sum().item()))
+        while not done:
+            pass
+        assert torch.ones(2, device="cuda").sum().item() == 2
+    assert done == [3] and "the main thread loops over something" in note_of(recording)
+    assert f"{__file__}:" in note_of(recording)
+
+
+@pytest.mark.parametrize("host", ["laptop", "auto"])
+def test_a_thread_that_comes_back_from_a_wait_unseen_has_the_cpu_and_no_gpu(host, monkeypatch, silent):
+    """It was the one that ran, with the recording's modes: neither its operators nor its locks count any more."""
+    monkeypatch.setattr(threads, "LOOK", 0.01)
+    older, seen, names = holding(threading.Lock()), [], queue.Queue()
+
+    def waits():
+        older.acquire()
+        x = torch.nn.Linear(4, 2)(torch.ones(3, 4, requires_grad=True)).sum()
+        x.backward()
+        seen.append(x.device.type)
+        names.put(1)
+        time.sleep(1e-3)
+        torch.ones(1, device="cuda")
+
+    says = "no turns any more: thread 1 .* waits for something that the recording cannot see"
+    with pytest.raises(NotModelledError, match=says), lv.record(on="a100", host=host) as recording:
+        [thread] = started(waits)
+        time.sleep(1)
+        assert torch.ones(2, device="cuda").add(1).sum().item() == 4
+        before = now()
+        older.release()
+        names.get()
+        assert now() == before or host == "auto"
+        threading.Thread.join(thread)
+
+    assert seen == ["cpu"] and [type(problem) for problem in silent] == [NotModelledError]
+    assert not [lane for lane in recording.timeline.lanes if lane.role == "thread" and "Linear" in lane.name]
+    assert "at " + __file__ in note_of(recording)
+
+
+def test_a_recording_that_stops_early_lets_threads_without_gpu_go_on():
+    done = []
+    with lv.record(on="a100", host=HOST, wait=1, steps=2) as recording:
+        ready, net = queue.Queue(1), torch.nn.Linear(6, 3).cuda()
+        [thread] = started(lambda: [ready.put(torch.randn(4, 6)) for _ in range(12)] + [done.append(1)])
+        for _ in range(12):
+            recording.step()
+            net(ready.get().to("cuda")).sum().backward()
+        assert Session.active.since_stop()
+        thread.join()
+        in_a_thread(lambda: done.append(torch.ones(3).sum().item()))
+    assert done == [1, 3] and len(recording.timeline.self_check()) > 4
+
+
+def test_a_thread_that_begins_after_an_early_stop_uses_the_gpu():
+    seen = []
+    with lv.record(on="a100", host=HOST, steps=1) as recording:
+        x = torch.ones(3, device="cuda")
+        for _ in range(6):
+            recording.step()
+            x = x * 1
+        assert Session.active.since_stop()
+        in_a_thread(lambda: seen.append((x + torch.ones(3, device="cuda")).cpu().tolist()))
+        assert (x + 1).is_cuda
+    assert seen == [[2, 2, 2]]
+
+
+def test_a_program_of_one_thread_has_the_same_timeline_with_turns_and_without():
+    def program():
+        ready, lock, event = queue.Queue(), threading.RLock(), threading.Event()
+        net, more = torch.nn.Linear(8, 2).cuda(), queue.SimpleQueue()
+        for x, y in DataLoader(TensorDataset(torch.randn(16, 8), torch.zeros(16, dtype=torch.long)), 4):
+            with lock:
+                ready.put(x.cuda(non_blocking=True)), more.put(y.cuda())
+            event.set(), event.wait(1), event.is_set()
+            torch.nn.functional.cross_entropy(net(ready.get()), more.get()).backward()
+            time.sleep(1e-4)
+
+    recorded = []
+    for turns in (True, False):
+        with lv.record(on="a100", host="laptop", threads=turns) as recording:
+            program()
+        recorded.append(table(recording.timeline))
+    assert recorded[0] == recorded[1]
+
+
+def test_names_of_threads_are_what_programs_take_them_for():
+    real = threading.Lock(), queue.SimpleQueue()
+    with lv.record(on="a100"):
+        made = queue.SimpleQueue()
+        assert isinstance(made, queue.SimpleQueue) and isinstance(real[1], queue.SimpleQueue)
+
+        class Mine(queue.SimpleQueue):
+            pass
+
+        mine = Mine()
+        mine.put(1)
+        assert isinstance(mine, queue.SimpleQueue) and type(mine) is Mine and mine.get() == 1
+        for each in (threading.Lock(), real[0], threading.RLock(), made):
+            with pytest.raises(TypeError, match="pickle"):
+                pickle.dumps(each)
+            with pytest.raises(TypeError, match="pickle"):
+                copy.deepcopy(each)
+        inside, ready = threading.Lock(), threading.Condition(threading.Lock())
+    with inside, ready:
+        assert inside.locked()
 
 
 @pytest.mark.parametrize("asleep", ["in a queue", "in time.sleep", "in a call of the GPU"])
@@ -530,13 +669,13 @@ def test_a_thread_that_goes_on_after_the_block_has_the_cpu_and_no_gpu(asleep):
         except Exception as problem:
             seen.append(problem)
 
-    with lv.record(threads=True, on="a100"):
+    with lv.record(on="a100"):
         ready = queue.Queue()
         [thread] = started(late)
         time.sleep(1e-3)
     ready.put(1)
     thread.join()
-    with lv.record(threads=True, on="a100") as recording:
+    with lv.record(on="a100") as recording:
         assert torch.ones(2, device="cuda").sum().item() == 2
     assert 6.0 in seen and isinstance(seen[-1], (lv.LoadervizError, AssertionError, RuntimeError))
     assert not recording.timeline.context.notes
@@ -547,7 +686,7 @@ def no_more(*_, **__):
 
 
 def test_a_thread_that_could_not_be_started_has_no_turn(monkeypatch):
-    with lv.record(threads=True, on="a100"):
+    with lv.record(on="a100"):
         thread = threading.Thread(target=bool)
         with monkeypatch.context() as patch:
             patch.setattr(threading, "_start_new_thread", no_more)
@@ -560,7 +699,7 @@ def test_a_thread_that_could_not_be_started_has_no_turn(monkeypatch):
 
 def test_a_server_in_a_thread_runs_in_real_time_as_before():
     server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    with lv.record(threads=True, on="a100"):
+    with lv.record(on="a100"):
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         with pytest.raises(urllib.error.HTTPError, match="501"):
@@ -572,7 +711,7 @@ def test_a_server_in_a_thread_runs_in_real_time_as_before():
 
 def test_what_is_kept_of_a_run_with_threads_is_that_part_of_the_whole():
     def steps(**options):
-        with lv.record(threads=True, on="a100", host=HOST, **options) as recording:
+        with lv.record(on="a100", host=HOST, **options) as recording:
             ready, data = queue.Queue(1), torch.randn(64, 6)
             net = torch.nn.Linear(6, 3).cuda()
             optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -604,7 +743,7 @@ def test_a_timeline_that_takes_long_to_be_built_is_no_loop_of_the_program(monkey
             pass
         return finish(session)
 
-    with lv.record(threads=True, on="a100"):
+    with lv.record(on="a100"):
         [thread] = started(partial(time.sleep, 1))
         time.sleep(1e-3)
         monkeypatch.setattr(Session, "finish", slow)
@@ -613,7 +752,7 @@ def test_a_timeline_that_takes_long_to_be_built_is_no_loop_of_the_program(monkey
 
 def test_a_refusal_at_the_end_of_the_block_lets_the_other_threads_go_on():
     scheduler, problem = None, NotModelledError("refused")
-    with pytest.raises(NotModelledError, match="refused"), lv.record(threads=True, on="a100"):
+    with pytest.raises(NotModelledError, match="refused"), lv.record(on="a100"):
         [thread] = started(partial(time.sleep, 1))
         time.sleep(1e-3)
         scheduler = Session.active.scheduler

@@ -177,7 +177,7 @@ def test_torchdatas_loader_has_the_times_of_torchs(options):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_that_another_thread_iterates_is_noted(workers):
     batches = []
-    with lv.record(on="a100") as recording:
+    with lv.record(on="a100", threads=False) as recording:
         in_a_thread(lambda: batches.extend(DataLoader(Squares(4), 2, num_workers=workers)))
     assert [batch.tolist() for batch in batches] == [[0.0, 1.0], [4.0, 9.0]]
     assert recording.timeline.context.notes == (dataloader.ELSEWHERE,)

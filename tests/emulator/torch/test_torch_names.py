@@ -407,7 +407,10 @@ def logging(call, caught):
 @pytest.mark.parametrize("name", THREAD_CALLS)
 def test_cuda_in_a_second_thread_is_refused_at_the_call_and_when_the_block_ends(name):
     caught = []
-    with pytest.raises(NotModelledError, match="second Python thread") as at_the_end, lv.record(on="a100") as recording:
+    with (
+        pytest.raises(NotModelledError, match="second Python thread") as at_the_end,
+        lv.record(on="a100", threads=False) as recording,
+    ):
         given = torch.ones(1, device="cuda")
         in_a_thread(logging(lambda: THREAD_CALLS[name](given), caught))
         in_a_thread(logging(lambda: given + 1, caught))
@@ -419,7 +422,7 @@ def test_cuda_in_a_second_thread_is_refused_at_the_call_and_when_the_block_ends(
 
 def test_a_refusal_in_a_thread_is_the_context_of_an_error_that_ends_the_block():
     caught = []
-    with pytest.raises(KeyError) as ending, lv.record(on="a100"):
+    with pytest.raises(KeyError) as ending, lv.record(on="a100", threads=False):
         in_a_thread(logging(torch.cuda.synchronize, caught))
         raise KeyError("mine") from IndexError()
     assert ending.value.__cause__.__context__ is caught[0]
@@ -428,7 +431,7 @@ def test_a_refusal_in_a_thread_is_the_context_of_an_error_that_ends_the_block():
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs POSIX signals")
 def test_who_waits_for_a_thread_that_was_refused_is_stopped():
     results, before, caught = Queue(), signal.getsignal(signal.SIGURG), []
-    with pytest.raises(NotModelledError, match="second Python thread") as stopped, lv.record(on="a100"):
+    with pytest.raises(NotModelledError, match="second Python thread") as stopped, lv.record(on="a100", threads=False):
         in_a_thread(logging(lambda: results.put(torch.ones(1).to("cuda")), caught))
         results.get()
     assert stopped.value is caught[0]

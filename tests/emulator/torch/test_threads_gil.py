@@ -1,0 +1,159 @@
+"""Python's interpreter lock in virtual time: who runs Python, who runs C beside it, and who waits for the lock."""
+
+import queue
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+import loaderviz as lv
+from loaderviz.emulator.hardware import Host
+from loaderviz.emulator.threads.gil import CALL
+from loaderviz.emulator.torch.session import Session
+from loaderviz.timeline import Cause
+
+MS, WAKE = 10**6, 1_000  # ns
+HOST = replace(Host.preset("laptop"), lock=0, thread_wake=WAKE, thread_start=0, cores=0)
+FREE = replace(HOST, switch_interval=0)
+
+
+def now():
+    return Session.active.runtime.now
+
+
+def together(*runs, host=HOST):
+    """Run these in threads, joined by the main one; return when each was over, when all were, and the timeline."""
+    ends = [0] * len(runs)
+
+    def run(number):
+        runs[number]()
+        ends[number] = now()
+
+    with lv.record(on="a100", host=host) as recording:
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(len(runs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        end = now()
+    return ends, end, recording.timeline.self_check()
+
+
+def work(seconds, **options):
+    with lv.costs(seconds, **options):
+        pass
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_r53_n_threads_of_python_take_n_times_as_long(count):
+    ends, end, _ = together(*[partial(work, 0.1)] * count)
+    assert count * 100 * MS <= end < count * 100.1 * MS
+    assert min(ends) > (count - 1) * 94 * MS  # in turns of 5 ms: all end at about the same time
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_r53_in_a_free_threaded_python_they_take_as_long_as_one(count):
+    _, end, timeline = together(*[partial(work, 0.1)] * count, host=FREE)
+    assert 100 * MS <= end < 100.1 * MS and not (timeline.cause == Cause.GIL).any()
+
+
+@pytest.mark.parametrize(("count", "cores"), [(1, 2), (2, 2), (4, 2), (6, 2), (3, 4)])
+def test_r53_n_decoders_that_let_go_of_the_lock_share_the_cores(count, cores):
+    host = replace(HOST, cores=cores, siblings=1, sibling=0, contention=0)
+    _, end, _ = together(*[partial(work, 0.1, gil=False)] * count, host=host)
+    assert max(1, count / cores) * 100 * MS <= end < max(1, count / cores) * 101 * MS
+
+
+def test_r53_python_goes_on_beside_c():
+    ends, _, _ = together(partial(work, 0.05, gil=False), partial(work, 0.05))
+    assert max(ends) < 50.1 * MS
+
+
+def test_r53_a_call_of_c_beside_python_waits_for_a_switch_each_time():
+    def c():
+        for _ in range(10):
+            work(1e-3, gil=False)
+
+    ends, _, timeline = together(partial(work, 0.2), c)
+    assert (5 + 10 * 6) * MS <= ends[1] < (5 + 10 * 6.1) * MS
+    longest = (timeline.end - timeline.start)[timeline.cause == Cause.GIL].max()
+    assert longest <= 5 * MS + 2 * WAKE
+
+
+def test_r53_a_short_call_of_c_is_over_before_anybody_else_has_woken():
+    """Operators of some microseconds share the time with a thread of Python by halves, in turns of the interval."""
+    x = torch.ones(8)
+    count = []
+
+    def operators():
+        end = now() + 100 * MS
+        while now() < end:
+            x.add(1)
+            count.append(1)
+
+    host = replace(HOST, thread_wake=5_000)
+    _, _, timeline = together(partial(work, 0.2), operators, host=host)
+    both, count[:] = len(count), []
+    together(operators, host=host)
+    assert 0.4 * len(count) < both < 0.6 * len(count)
+    assert (timeline.cause == Cause.GIL).sum() < 80
+
+
+@pytest.mark.parametrize("wait", ["sleep", "lock", "queue", "gpu", "join"])
+def test_r53_who_waits_has_let_go_of_the_lock(wait):
+    lock, ready = None, None
+
+    def waits():
+        if wait == "sleep":
+            time.sleep(0.05)
+        elif wait == "lock":
+            lock.acquire(timeout=0.05)
+        elif wait == "queue":
+            with pytest.raises(queue.Empty):
+                ready.get(timeout=0.05)
+        elif wait == "gpu":
+            torch.cuda._sleep(70_000_000)
+            torch.cuda.synchronize()
+        else:
+            thread = threading.Thread(target=time.sleep, args=(0.05,))
+            thread.start()
+            thread.join()
+
+    with lv.record(on="a100", host=HOST):
+        lock, ready = threading.Lock(), queue.Queue()
+        lock.acquire()
+        thread = threading.Thread(target=waits)
+        thread.start()
+        time.sleep(1e-3)
+        before = now()
+        work(0.02)
+        assert now() - before == 20 * MS
+        thread.join()
+
+
+def test_waits_for_the_lock_are_told_by_their_cause():
+    _, _, timeline = together(partial(work, 0.02), partial(work, 0.02))
+    rows = [timeline.row(i) for i in (timeline.cause == Cause.GIL).nonzero()[0]]
+    assert {row.name for row in rows} == {CALL} and len({row.lane for row in rows}) == 2
+    assert Cause.GIL.words == "waiting for Python's lock"
+    assert lv.summarize(timeline) is not None
+
+
+def test_costs_wants_to_know_whether_the_lock_is_held():
+    for value in (None, 1, "no"):
+        with pytest.raises(lv.LoadervizError, match="gil"):
+            lv.costs(1, gil=value)
+
+
+def test_one_thread_never_waits_for_the_lock():
+    def program(host):
+        with lv.record(on="a100", host=host) as recording:
+            work(0.05)
+            torch.ones(8, device="cuda").sum().item()
+            work(0.01, gil=False)
+        return list(recording.timeline.rows())
+
+    assert program(HOST) == program(FREE)
