@@ -1574,3 +1574,72 @@ def test_what_a_batch_sampler_takes_in_the_loops_thread_is_named_by_its_line():
     line = Sorted.__iter__.__code__.co_firstlineno + 2
     assert first.kind == "other-work-in-loop" and f"test_advice.py:{line}" in first.evidence
     assert first.expected_gain.predicted == pytest.approx(15 / 19 * 4e6, rel=0.05)  # five are drawn before the window
+
+
+# Copies of what the loop makes itself, which is pageable whatever the loader pins
+
+
+def pictures(take, pin=True):
+    """Return the timeline of 12 steps on pictures of bytes; `take(x)` brings a batch to the GPU."""
+    rows = TensorDataset(torch.arange(12 * 16 * 12288).view(-1, 12288).remainder(255).to(torch.uint8))
+    with lv.record(on="a100", host="workstation") as recording:
+        net = torch.nn.Linear(12288, 64).cuda()
+        for (x,) in DataLoader(rows, 16, pin_memory=pin):
+            backward(net, take(x))
+    return recording.timeline
+
+
+@pytest.mark.parametrize("pin", [True, False])
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda x: (x.float() / 255).to("cuda", non_blocking=True),
+        lambda x: x.view(16, 3, 64, 64).permute(0, 2, 3, 1).float().flatten(1).sub(127).cuda(),
+    ],
+)
+def test_a_tensor_made_just_before_its_copy_is_to_be_made_after_it(take, pin):
+    before = pictures(take, pin)
+    first = lv.advise(before)[0]
+    assert first.kind in ("hidden-sync", "pageable-copy") and "whatever the loader pins" in first.evidence
+    assert first.change.startswith('x = batch.to("cuda", non_blocking=True)')
+    assert "196.6 kB as the loader gives it" in first.evidence
+    after = pictures(lambda x: x.to("cuda", non_blocking=True).float() / 255)
+    gained = lv.summarize(before).step - lv.summarize(after).step
+    assert first.expected_gain.predicted == pytest.approx(gained, rel=0.15)
+    assert gained <= first.expected_gain.per_step * 1.001
+    assert {"hidden-sync", "pageable-copy"}.isdisjoint(each.kind for each in lv.advise(after))
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda x: x.view(16, 3, -1).flatten(1).cuda().float(),  # looked at otherwise: no new tensor
+        lambda x: x.float().pin_memory().to("cuda", non_blocking=True),  # made, and pinned again
+        lambda x: (x.sum(), x.cuda())[1].float(),  # what is made is not what is copied
+        lambda x: (x.double().mean(), x.to(torch.uint8).cuda())[1].float(),
+    ],
+)
+def test_a_copy_of_what_the_loader_gave_is_not_told_to_be_made_later(take):
+    evidence = [each.evidence for each in lv.advise(pictures(take, pin=False))]
+    assert not any("whatever the loader pins" in each for each in evidence)
+
+
+@pytest.mark.parametrize(("maker", "told"), [("aten::_to_copy", True), ("aten::empty_strided", False)])
+def test_in_a_real_trace_the_operators_around_a_conversion_are_no_other_work(maker, told):
+    """There `aten::to` is around the conversion, and a second one around the copy."""
+    spans = []
+    for n in range(12):
+        at = 1000 * n
+        spans += [("main", at * US, (at + 999) * US, Kind.RANGE, {"name": f"batch {n}: 8 samples", "batch": n})]
+        parts = [("aten::to", 0, 300), (maker, 2, 299), ("aten::copy_", 5, 290), ("aten::to", 310, 500)]
+        parts += [("aten::_to_copy", 311, 499), ("aten::copy_", 312, 498)]
+        spans += [
+            ("main", (at + first) * US, (at + last) * US, Kind.OPERATOR, {"name": name}) for name, first, last in parts
+        ]
+        copy = {"batch": n, "nbytes": 1_000_000, "pinned": False, "by": -1}
+        spans += [("main", (at + 320) * US, (at + 490) * US, Kind.API, {"name": "cudaMemcpyAsync"})]
+        spans += [("stream 7", (at + 330) * US, (at + 430) * US, Kind.COPY_H2D, copy)]
+        spans += [("main", (at + 600) * US, (at + 610) * US, Kind.API, {"name": "cudaLaunchKernel"})]
+        spans += [("stream 7", (at + 620) * US, (at + 900) * US, Kind.COMPUTE, {"batch": n, "by": -1})]
+    evidence = [each.evidence for each in lv.advise(factory.made(*spans))]
+    assert any("with aten::_to_copy" in each for each in evidence) is told

@@ -98,11 +98,13 @@ _MEMORY = Subject((Kind.WAIT,), (Cause.ALLOCATION, Cause.PAGE_LOCKING))
 _COLLECTIVES = Subject((Kind.COMMUNICATION,))
 
 
-def pageable_copy(facts: Evidence) -> Finding | None:
+def pageable_copy(facts: Evidence) -> Found:
     """Copies to the GPU from pageable memory: they go through a staging buffer and block the host (R1, R7)."""
-    copies = facts.batch_copies & (facts.timeline.pinned == 0) & ~facts.in_dataset
+    copies, (made, makers) = facts.pageable, facts.converted
     if not copies.any():
         return None
+    if 2 * _carried(facts, made) > _carried(facts, copies):
+        return _converted(facts, made, makers)
     left, known = _if_pinned(facts, copies)
     taking = (
         facts.loop & facts.timeline.named(HAND_OUT.__eq__) & bool(facts.lanes_of("worker"))
@@ -132,6 +134,38 @@ def pageable_copy(facts: Evidence) -> Finding | None:
         {"pinned": True} | ({"workers": number} if number else {}),
         subject=_PAGEABLE,
     )
+
+
+def _carried(facts: Evidence, copies: Mask) -> int:
+    return int(facts.timeline.nbytes[copies].clip(1).sum())
+
+
+def _converted(facts: Evidence, copies: Mask, makers: Mask) -> Tried:
+    """What is copied is a new tensor, made by `.float()` or arithmetic in the loop: that the loader pins is no help."""
+    fetched = facts.timeline.nbytes[facts.fetches & (facts.timeline.nbytes > 0)]
+    size = _carried(facts, facts.batch_copies) / max(1, facts.steps or 1)
+    shrink = min(1.0, float(fetched.mean()) / size) if len(fetched) and facts.steps else 1.0
+    left, known = _if_pinned(facts, copies)
+    begins = np.minimum(facts.first + facts.launch_time, facts.last)[makers]  # they are still launched then
+    making = intervals.union(begins, facts.last[makers])
+    inside = either(facts.copying(copies), facts.covered(makers))
+    direct = intervals.length(either(facts.covered(copies), inside))
+    what = "the copies, the calls that block for them, and what makes their tensors"
+    gain = facts.bound(direct, what, copies, left * shrink, host=inside)
+    unasked = facts.waiting(Cause.STAGING).any() and not facts.synchronizes(copies).any()
+    names = " and ".join(names_of(facts, makers)[:2])
+    less = f"; a batch has {words.size(size * shrink)} as the loader gives it" if shrink < 1 else ""
+    finding = Finding(
+        "hidden-sync" if unasked else "pageable-copy",
+        f"{describe_copies(facts, copies, 'pageable ')}, {where(facts, copies)}: they carry new tensors that the loop "
+        f"makes on the host just before, with {names}, {duration(facts, facts.length(makers))}. A new tensor is "
+        f"pageable, whatever the loader pins{less}{known}",
+        'x = batch.to("cuda", non_blocking=True)  # as it comes from DataLoader(..., pin_memory=True)\n'
+        "x = x.float()  # and the arithmetic, on the GPU: after the copy",
+        gain,
+        subject=_PAGEABLE,
+    )
+    return finding, facts.removal(making, shrink=shrink, pinned=True)
 
 
 def cuda_in_dataset(facts: Evidence) -> Found:
@@ -200,6 +234,8 @@ def wide_dtype(facts: Evidence) -> Found:
     """Bytes that travel as floats or whole numbers of 32 or 64 bits; or floats of 64 bits, where 32 are usual."""
     copies, faults = facts.batch_copies, facts.timeline.context.faults
     if not (copies.any() and {"wide-dtype", "float64"} & {*faults}):
+        return None
+    if 2 * _carried(facts, facts.converted[0]) > _carried(facts, copies):  # made by the loop: told of it
         return None
     if "wide-dtype" in faults:
         less, part = 3 / 4, "three quarters of the copies"
@@ -1055,6 +1091,7 @@ def host_bound(facts: Evidence) -> Found:
     split = ", ".join(f"{words.duration(time)} {name}" for name, time in parts.items() if time)
     split += f"; first calls, {words.duration(first)}, are left out" if first else ""
     overlap = copy_not_hidden(facts) or pageable_copy(facts)
+    overlap = overlap[0] if isinstance(overlap, tuple) else overlap
     hides = overlap is not None and is_worth_it(overlap.expected_gain, facts.window)
     pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
     gap, place = longest_gap(facts)

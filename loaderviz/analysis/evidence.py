@@ -62,6 +62,12 @@ CALLERS = {  # of collectives, by a range around their launch: the first that is
 READING = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 MASKS = "aten::nonzero", "aten::masked_select"  # what they give has a size that the host must know
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
+# What makes a new tensor of a batch, and could as well on the GPU; and what leads to it, or only looks at it otherwise
+CONVERTS = {f"aten::{name}" for name in ("_to_copy", "div", "mul", "sub", "add", "rsub", "clone", "clamp", "neg")}
+CONVERTS |= {f"{name}_" for name in CONVERTS}
+VIEWS = {
+    f"aten::{name}" for name in ("to", "contiguous", "view", "reshape", "permute", "transpose", "unsqueeze", "flatten")
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class Removal:
     """What a line that is written anew takes away: the host's time `when`, its `calls`, with what they launch.
 
     `even`: each batch takes as long to fetch as all do on average. `shrink`: the share of a batch's bytes that is left,
-    `fetch`: of the time of its fetch.
+    `fetch`: of the time of its fetch. `pinned`: what is copied lies in pinned memory then.
     `joined`: so many tensors of a batch are copied at once. `graphs`: what is left of a step is a CUDA graph.
     """
 
@@ -88,6 +94,7 @@ class Removal:
     even: bool = False
     shrink: float = 1.0
     fetch: float = 1.0
+    pinned: bool = False
 
 
 class OtherWork(NamedTuple):
@@ -326,6 +333,34 @@ class Evidence:
     def removal(self, when: Intervals = NONE, calls: Mask | None = None, **change: Any) -> Removal:
         """What a changed line takes away; without arguments nothing."""
         return Removal(when, self.timeline.places([]) if calls is None else calls, **change)
+
+    @cached_property
+    def pageable(self) -> Mask:
+        """The copies of batches from pageable memory, but for those that the data set makes."""
+        return self.batch_copies & (self.timeline.pinned == 0) & ~self.in_dataset
+
+    @cached_property
+    def converted(self) -> tuple[Mask, Mask]:
+        """The pageable copies of what the loop made on the host of a batch, just before, and the operators that did."""
+        timeline = self.timeline
+        copies, found = np.zeros((2, len(timeline)), bool)
+        rows = np.flatnonzero(self.loop & timeline.where(Kind.OPERATOR))
+        outer = timeline.start[rows] >= np.r_[self.start, np.maximum.accumulate(timeline.end[rows])][: len(rows)]
+        rows = rows[outer | timeline.named(CONVERTS.__contains__)[rows]]
+        begins, names = timeline.start[rows], [timeline.names[name] for name in timeline.name[rows].tolist()]
+        given = self.fetching | self.waiting(Cause.DATA) | (self.loop & self.handing_out) | self.launching
+        edges = np.r_[self.start, np.sort(timeline.end[given])]
+        for copy in np.flatnonzero(self.pageable & (self.launched_by >= 0)).tolist():
+            begin = timeline.start[self.launched_by[copy]]
+            edge = edges[np.searchsorted(edges, begin, side="right") - 1]
+            place = int(np.searchsorted(begins, begin, side="right")) - 1
+            while place >= 0 and timeline.end[rows[place]] > begin:  # the copy itself
+                place -= 1
+            while place >= 0 and begins[place] >= edge and (names[place] in CONVERTS or names[place] in VIEWS):
+                found[rows[place]] |= names[place] in CONVERTS
+                copies[copy] |= names[place] in CONVERTS
+                place -= 1
+        return copies, found
 
     # What remains
 
@@ -599,6 +634,16 @@ class Evidence:
         return self.loop & self.does(Api.LAUNCH)
 
     @cached_property
+    def launch_time(self) -> int:
+        """What an operator takes of the host that launches work, without its waits: the median [ns]."""
+        waits = self.covered(self.loop & self.timeline.where(Kind.WAIT))
+        starts = np.sort(self.first[self.calls(self.mask(*KERNELS))])
+        mine = self.loop & self.timeline.where(Kind.OPERATOR)
+        mine &= np.searchsorted(starts, self.last) > np.searchsorted(starts, self.first)
+        times = intervals.free_within(waits, self.first[mine], self.last[mine])
+        return round(float(np.median(times))) if len(times) else 0
+
+    @cached_property
     def complete_until(self) -> int:
         """Until when the work of each launch is in the timeline, if it is anywhere [ns].
 
@@ -755,7 +800,7 @@ class Evidence:
     def other_work(self) -> OtherWork:
         """What takes the GPU's idle time besides training: no line that launches kernels, waits for them, or loads."""
         timeline = self.timeline
-        busy = either(self.getting, self.covered(self.loop & timeline.where(Kind.WAIT)))
+        busy = either(self.getting, self.covered(self.converted[1] | self.loop & timeline.where(Kind.WAIT)))
         calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | on_workers(timeline)
         free = intervals.subtract(self.idle, either(busy, self.covered(self.loop & calls)))
         line, when = self._other_line(free)

@@ -16,7 +16,7 @@ from typing import Any
 from loaderviz import words
 from loaderviz.analysis import WORTH_IT, Advice, Finding, PathStep
 from loaderviz.analysis.evidence import Evidence, Removal
-from loaderviz.analysis.what_if import LoopModel, gpu_of, replayed, what_if
+from loaderviz.analysis.what_if import LoopModel, changed, gpu_of, replayed, what_if
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import either
 from loaderviz.timeline import KERNELS, Kind, Timeline
@@ -109,7 +109,8 @@ class Trials:
         try:
             loop = LoopModel(self.timeline, removal)
             gpu = gpu_of(loop)
-            return replayed(loop, loop.config, gpu, gpu, graphs=removal is not None and removal.graphs)
+            config = changed(loop, pinned=True) if removal and removal.pinned else loop.config
+            return replayed(loop, config, gpu, gpu, graphs=removal is not None and removal.graphs)
         except LoadervizError:
             return None
 
