@@ -79,6 +79,10 @@ class Place(NamedTuple):
     cause: Cause
     line: str
 
+    def seen(self, waited: int, busy: int) -> Place:
+        """Return what a fetch does there that waited and was busy for so many ns: a query that computes is no wait."""
+        return self._replace(cause=Cause.TRANSFORM) if self.cause == Cause.INPUT and waited < busy else self
+
 
 def is_program(file: str) -> bool:
     """Tell whether a file is the program's own: neither Python's, nor installed, nor ours."""

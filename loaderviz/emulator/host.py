@@ -27,7 +27,7 @@ from weakref import WeakSet
 from loaderviz.batches import HAND_OUT, loading_lane
 from loaderviz.emulator.hardware import FULL, SECOND, Host, ceil_div
 from loaderviz.errors import LoadervizError
-from loaderviz.machine import COARSE, Carried, fine_time_ns, switches, thread_time_ns, tick
+from loaderviz.machine import COARSE, Carried, fine_time_ns, switches, thread_time_ns, tick, waited
 from loaderviz.stations import SAMPLING
 from loaderviz.timeline import Cause, Kind
 
@@ -167,8 +167,7 @@ class WaitingTime:
             elif pythons[thread] != SAMPLING:
                 holding = max(holding, lacks)
         time = now.wall - before.wall - (now.process - before.process - ran) - lacked - longest
-        if now.switches == before.switches >= 0:  # who waits lets go; what else is missing, a hypervisor has taken
-            time = min(0, time)
+        time = waited(time, before.switches, now.switches)
         return Waited(time - min(max(0, time), holding), min(ran, lacked + longest))
 
 

@@ -39,7 +39,6 @@ from loaderviz.machine import (
     COARSE,
     TICKS,
     Carried,
-    Usage,
     cores,
     processor,
     shared_memory,
@@ -495,8 +494,9 @@ class LoaderRanges:
             place = (self.sampler.most() if self.sampler is not None else None) or Place(Cause.NONE, "")
         end, now = perf_counter_ns(), usage()
         if self.live:  # still
-            meanwhile = Usage(0, now.disk - used.disk, now.lacked - used.lacked)  # other threads are the model's
-            waited = self._waits.due(end - start - (now.busy - used.busy))
+            meanwhile = now.since(used)._replace(others=0)  # other threads are the model's
+            waited = self._waits.due(now.waited(used, end - start))
+            place = place.seen(waited, meanwhile.busy)
             done = workers.size_of(data), False, waited, int(place.cause), place.line, meanwhile
             mine[-1] = Fetch(-1, -1, feed.epoch, feed.count, start, end, *done)
         return data

@@ -638,7 +638,8 @@ class Meter(TorchDispatchMode):
             self.work, self.unpriced = (self.work + rest, 0) if self.measured else (self.work, rest)
             while self._undo:
                 setattr(*self._undo.pop())
-            self.place = self.sampler.most() if self.sampler is not None else None
+            place = self.sampler.most() if self.sampler is not None else None
+            self.place = place and place.seen(waited, self.here)
             if self._places and (self.place is None or max(self._places.values()) > self.work // 2):
                 self.place = max(self._places, key=self._places.__getitem__)
 
