@@ -43,12 +43,15 @@ _TRAINS = tuple(f"{os.sep}torch{os.sep}{name}" for name in ("nn", "optim", "auto
 _SIGNS = (
     (Cause.INPUT, re.compile(r"\b(sleep|recv\w*|urlopen|acquire|execute|fetch(one|all|many)|select|poll)\s*\(")),
     (Cause.DECODE, re.compile(r"decode|imread|Image\.open|\.convert\(|read_image|from_buffer")),
-    (Cause.READ, re.compile(r"\b(open|load|loads|read\w*|memmap|fromfile|seek)\s*\(")),
+    (Cause.READ, re.compile(r"\b(open|load|loads|read\w*|memmap|fromfile|seek|extract\w*|getmember)\s*\(")),
 )
 _MODULES = (
     (Cause.INPUT, ("socket", "ssl", "selectors", "http", "urllib3", "requests", "sqlite3", "threading", "queue")),
     (Cause.DECODE, ("PIL", "cv2", "torchvision.io", "imageio", "soundfile", "av")),
-    (Cause.READ, ("numpy.lib", "torch.serialization", "json", "pickle", "zipfile", "tarfile", "gzip", "h5py")),
+    (
+        Cause.READ,
+        ("numpy.lib", "torch.serialization", "json", "pickle", "zipfile", "tarfile", "gzip", "bz2", "lzma", "h5py"),
+    ),
 )
 
 
@@ -128,9 +131,10 @@ def place_of(stack: Stack) -> Place | None:
         return Place(Cause.NONE, line)
     if collates:
         return Place(Cause.COLLATE, line)
-    module = str(stack[0].names.get("__name__"))
+    inside = takewhile(lambda each: not is_program(each.file), stack)
+    modules = [str(stack[0].names.get("__name__")), *(str(each.names.get("__name__")) for each in inside)]
     told = [cause for cause, sign in _SIGNS if sign.search(text)]
-    found = [cause for cause, names in _MODULES if module.startswith(names)]
+    found = [cause for module in modules for cause, names in _MODULES if module.startswith(names)]
     return Place((found or told or [Cause.TRANSFORM])[0], line)
 
 

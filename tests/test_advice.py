@@ -1643,3 +1643,64 @@ def test_in_a_real_trace_the_operators_around_a_conversion_are_no_other_work(mak
         spans += [("stream 7", (at + 620) * US, (at + 900) * US, Kind.COMPUTE, {"batch": n, "by": -1})]
     evidence = [each.evidence for each in lv.advise(factory.made(*spans))]
     assert any("with aten::_to_copy" in each for each in evidence) is told
+
+
+# What looks for numbers that are none
+
+
+def looking(step, on="a100", count=12):
+    """Return the timeline of `step(net, x)` on batches of a net of eight layers."""
+    host = {} if on == "cpu" else {"host": "workstation"}
+    with lv.record(on=on, **host) as recording:
+        device = "cpu" if on == "cpu" else "cuda"
+        net = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(8))).to(device)
+        for (x,) in DataLoader(rows_of(count=count), 256, pin_memory=device == "cuda"):
+            step(net, x.to(device, non_blocking=True))
+    return recording.timeline
+
+
+def clipped(net, x, **options):
+    backward(net, x)
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0, **options)
+    net.zero_grad()
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("on", ["a100", "cpu"])
+def test_anomaly_detection_is_named_and_nothing_of_it_is_told_once_it_is_off(on):
+    with torch.autograd.detect_anomaly(check_nan=True):
+        before = looking(backward, on)
+    after = looking(backward, on)
+    found = {each.kind: each for each in lv.advise(before)}
+    assert list(found)[on == "cpu" and "cores-taken" in found] == "anomaly-mode"
+    assert "synchronizes-each-step" not in found  # its waits are the same thing
+    if on == "a100":
+        gained = lv.summarize(before).step - lv.summarize(after).step
+        assert 0.1 * lv.summarize(before).step < gained <= found["anomaly-mode"].expected_gain.per_step
+    assert "anomaly-mode" not in [each.kind for each in lv.advise(after)]
+
+
+def test_an_error_for_a_norm_that_is_no_number_is_named():
+    before, after = (looking(functools.partial(clipped, error_if_nonfinite=told), count=40) for told in (True, False))
+    first = next(each for each in lv.advise(before) if "wait" in each.change)
+    assert first.change.startswith("# clip_grad_norm_(..., error_if_nonfinite=False)")
+    assert not any("error_if_nonfinite" in each.change for each in lv.advise(after))
+    gains = [each for each in lv.advise(before) if each.kind == "synchronizes-each-step"]
+    gained = lv.summarize(before).step - lv.summarize(after).step
+    assert all(gained <= each.expected_gain.per_step for each in gains)
+
+
+@pytest.mark.parametrize(
+    ("read", "times", "asks"),
+    [
+        (lambda net, x: bool(torch.logical_or(x.sum().isnan(), x.sum().isinf())), 3, True),
+        (lambda net, x: bool(x.sum().isnan()), 3, True),
+        (lambda net, x: net(x).isnan().float().mean().item(), 3, False),  # a share is no check
+        (lambda net, x: (torch.isnan(x), net(x).sum().item())[1], 3, False),
+        (lambda net, x: torch._is_any_true(x > 1e9).item(), 1, False),  # once a step is no anomaly detection
+    ],
+)
+def test_a_check_is_what_the_host_asks_for_and_no_other_result(read, times, asks):
+    found = lv.advise(looking(lambda net, x: [backward(net, x), *(read(net, x) for _ in range(times))]))
+    assert any("error_if_nonfinite" in each.change for each in found) is asks
+    assert "anomaly-mode" not in [each.kind for each in found]

@@ -47,6 +47,7 @@ FindingKind = Literal[
     "unsharded-iterable",  # each worker gives all samples
     # the loop's own thread
     "synchronizes-each-step",  # .item(), print or a synchronise
+    "anomaly-mode",  # each gradient is looked at for NaN
     "allocates-in-loop",  # cudaMalloc, cudaFree, page-locking
     "memory-grows",  # cudaMalloc again and again, and nothing is given back; or a worker needs more, batch by batch
     "swaps",  # the machine's memory is full

@@ -17,6 +17,8 @@ import numpy as np
 from loaderviz import intervals, words
 from loaderviz.analysis import NO_GAIN, WORTH_IT, Advice, Finding, FindingKind, Gain, Subject, is_worth_it
 from loaderviz.analysis.evidence import (
+    ANOMALY,
+    FINITE,
     MASKS,
     READING,
     Evidence,
@@ -740,6 +742,10 @@ _SYNCHRONIZES = {  # what to change, by what the host waits for
         "# leave results on the GPU and bring them once, after the loop, such as: total += loss.detach()\n"
         "# or compute and read them in every 20th step only"
     ),
+    "finite": (
+        "# clip_grad_norm_(..., error_if_nonfinite=False), which is the default: to raise an error at once, the host\n"
+        "# waits in each step. So it does for `if loss.isnan()`: look in every 100th step only, or after the loop"
+    ),
     "": "# no torch.cuda.synchronize() in the loop: a stream keeps its order by itself",
 }
 
@@ -749,12 +755,15 @@ def synchronizes_each_step(facts: Evidence) -> Found:
     calls, results = facts.synchronizes(None), facts.mask(Kind.COPY_D2H) & ~facts.migrations
     if not calls.any():  # a plain cudaMemcpy waits itself
         calls = facts.calls(results & (facts.timeline.end <= facts.timeline.end[facts.launched_by]))
+    calls &= ~facts.asking(calls, ANOMALY)  # it has a finding of its own
+    results &= ~facts.launched(facts.asking(facts.calls(results), ANOMALY))
     count, steps = int(calls.sum()), facts.steps
     if count < max(2, (steps or 4) / 2):
         return None
     waits = calls | facts.calls(results)
     inside = either(facts.covered(waits), facts.around(READING, calls))
-    mates = facts.line_mates(waits)  # such as a norm, which is computed only to be read
+    checks = 2 * facts.asking(calls, FINITE).sum() > count
+    mates = facts.operating(FINITE) if checks else facts.line_mates(waits)  # a norm that is computed only to be read
     host, work = mates & facts.loop, mates & facts.here
     free = either(inside, facts.in_lines(host))
     direct = facts.idle_beside(free) + facts.length(work) + facts.exposed(results)
@@ -763,6 +772,7 @@ def synchronizes_each_step(facts: Evidence) -> Found:
     reads, made = int(results.sum()), facts.operators_of(calls).most_common(1)
     told = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
     asked = "mask" if made and made[0][0] in MASKS else "result" if reads or (made and made[0][0] in READING) else ""
+    asked = "finite" if checks else asked
     told = told if reads else "no copy of a result is seen" if asked else "no result is brought to the host by them"
     told += "".join(f"; {often:,} of the waits {'is' if often == 1 else 'are'} in {name}" for name, often in made)
     finding = Finding(
@@ -774,6 +784,27 @@ def synchronizes_each_step(facts: Evidence) -> Found:
         subject=Subject((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
     )
     return finding, facts.removal(either(inside, facts.covered(host)), waits | mates)
+
+
+def anomaly_mode(facts: Evidence) -> Finding | None:
+    """Anomaly detection is on: each gradient is looked at, and each operator forward keeps the stack of its call."""
+    checks = facts.loop & facts.timeline.named(ANOMALY.__contains__) & (facts.last > facts.first)
+    count, waits = int(checks.sum()), facts.length(facts.synchronizes(None))
+    if count < 2 * (facts.steps or count):  # one is the program's own
+        return None
+    what, floor = "all but the loading", Floor(intervals.length(facts.getting), "loading")
+    if facts.here.any():
+        what, floor = "all but the GPU's work", facts.device_floor(facts.operating(ANOMALY) & facts.here, 0)
+    for_it = f", and the loop waits for the GPU, {words.duration(waits)} in all" if waits else ""
+    return Finding(
+        "anomaly-mode",
+        f"anomaly detection is on: {words.count(count, 'gradient')}{a_step(count, facts.steps)}, "
+        f"{'is' if count == 1 else 'are'} looked at for NaN ({where(facts, checks)}){for_it}. In the forward pass each "
+        "operator keeps the stack of its call, too; what that takes is in its own time, and not told apart",
+        "torch.autograd.set_detect_anomaly(False)  # on only while you look for a NaN",
+        facts.gain(facts.window, what, floor),
+        subject=Subject((Kind.OPERATOR,)),
+    )
 
 
 def allocates_in_loop(facts: Evidence) -> Finding | None:
@@ -1099,7 +1130,9 @@ def host_bound(facts: Evidence) -> Found:
     change = f"# see what the host does {place or 'in the longest gap'}; the GPU has no work then"
     launches = mean < launching < LAUNCH and idle > 2 * parts["outside torch"]
     if launches and waits.any():
-        change = WAITS_INSIDE.format(line_of(facts, int(np.argmax(waits))))
+        change, calls = WAITS_INSIDE.format(line_of(facts, int(np.argmax(waits)))), waits & facts.does(Api.SYNCHRONIZE)
+        if 2 * facts.asking(calls, FINITE).sum() > calls.sum():
+            change = f"{_SYNCHRONIZES['finite']}\n{change}"
     elif launches:
         change, asks = REPLAY, {"graphs": True}
     singly, at_once = _one_by_one(facts, count)
@@ -1341,6 +1374,7 @@ FINDINGS = (
     dense_embedding,
     fetch_in_loop,
     waiting_for_data,
+    anomaly_mode,
     synchronizes_each_step,
     many_small_copies,
     allocates_in_loop,

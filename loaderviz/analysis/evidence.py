@@ -61,6 +61,8 @@ CALLERS = {  # of collectives, by a range around their launch: the first that is
 }
 READING = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 MASKS = "aten::nonzero", "aten::masked_select"  # what they give has a size that the host must know
+FINITE = ("aten::isnan", "aten::isinf", "aten::isfinite", "aten::logical_or")  # as clip_grad_norm_ asks for an error
+ANOMALY = ("aten::_is_any_true",)  # so anomaly detection looks at each gradient
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
 # What makes a new tensor of a batch, and could as well on the GPU; and what leads to it, or only looks at it otherwise
 CONVERTS = {f"aten::{name}" for name in ("_to_copy", "div", "mul", "sub", "add", "rsub", "clone", "clamp", "neg")}
@@ -287,6 +289,23 @@ class Evidence:
         work = self.here & self.launched(mine)
         most = 2 * (work & self.mask(*KERNELS)).sum() > self.mask(*KERNELS).sum()
         return np.zeros(len(mine), bool) if most else mine | work
+
+    def asking(self, calls: Mask, operators: Sequence[str]) -> Mask:
+        """Those of these calls that bring what one of these operators has given: no kernel is launched in between."""
+        timeline, mine = self.timeline, np.flatnonzero(calls)
+        rows = np.flatnonzero(self.loop & timeline.where(Kind.OPERATOR) & timeline.named(operators.__contains__))
+        launches, begins = np.sort(timeline.start[self.calls(self.mask(*KERNELS))]), timeline.start[mine]
+        ended = np.r_[timeline.begin - 1, timeline.end[rows]][np.searchsorted(timeline.start[rows], begins)]
+        none = np.searchsorted(launches, begins) == np.searchsorted(launches, ended)
+        return timeline.places(mine[none & (ended >= timeline.begin)])
+
+    def operating(self, operators: Sequence[str]) -> Mask:
+        """The loop's spans that are one of these operators, or in one, and what they launch."""
+        inside = self.covered(
+            self.loop & self.timeline.where(Kind.OPERATOR) & self.timeline.named(operators.__contains__)
+        )
+        mine = self.loop & intervals.covers(inside, self.timeline.start) & ~self.timeline.where(Kind.RANGE)
+        return mine | self.here & self.launched(mine)
 
     def around(self, operators: Sequence[str], calls: Mask) -> Intervals:
         """When the loop's thread is in one of these operators, such as `READING`, that makes one of these calls."""
