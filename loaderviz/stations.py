@@ -16,6 +16,7 @@ import site
 import sys
 import sysconfig
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -118,8 +119,8 @@ def place_of(stack: Stack) -> Place | None:
     """Return where a stack is; None where nothing of the program is on it."""
     line, text, fetches, collates = "", "", False, False
     for each, caller in zip_longest(stack, stack[1:]):
-        if _LOADER in each.file and not each.file.endswith(_WITHIN):  # it waits for a batch
-            return None
+        if _LOADER in each.file and not each.file.endswith(_WITHIN):  # it waits for a batch, or runs a sampler
+            return Place(Cause.NONE, line) if line else None
         if not line and is_program(each.file):
             line, text = each.place, linecache.getline(each.file, each.line or each.code.co_firstlineno)
         if caller is not None and caller.file.endswith(_FETCH):
@@ -155,6 +156,16 @@ def is_training(stack: Stack) -> bool:
 
 
 COLLATES = Place(Cause.COLLATE, "")
+_CLOCK_OF, _GET_TIME = (
+    getattr(time, name, None) for name in ("pthread_getcpuclockid", "clock_gettime_ns")
+)  # real ones
+
+
+def processor_clock(thread: int) -> Callable[[], int]:
+    """Return the clock of a thread's processor time [ns], by which an emulated program is timed; else of the wall."""
+    return partial(_GET_TIME, _CLOCK_OF(thread)) if _CLOCK_OF else perf_counter_ns
+
+
 DRAWS = ""  # the line of a look where a loop takes its next batch, and lets go of the one before
 
 
@@ -235,20 +246,22 @@ class Sampler:
         Sampler._former, self._stopped = None, True
 
     def _run(self) -> None:
-        before, began, since = self.wall(), -1, 0
+        clock = processor_clock(self._thread) if self._own else self.wall
+        before, began, since = clock(), -1, 0
         for period in chain(repeat(SOON, self._often), repeat(PERIOD)):
             self._sleep(period)
             if self._stopped:
                 return
             place, own = self._look()
-            now, time = self.wall(), self._clock()
+            now, moment = clock(), self._clock()
             lasts, before = now - before, now  # where C code keeps the interpreter, a look comes late
-            began, since = time, since + lasts if time == began else 0  # an emulated clock stands still meanwhile
+            began, since = moment, since if moment == began else 0  # an emulated clock stands still meanwhile
             if place is not None and self._looks and place.cause:
                 self._counts[place] += 1
             elif place is not None and not place.cause and own:
                 line = DRAWS if place.line in self._draws else place.line
-                self.seen.append(Look(time + since if self._own else time - lasts, lasts, line))
+                self.seen.append(Look(moment + since if self._own else moment - lasts, lasts, line))
+            since += lasts
 
     def _look(self) -> tuple[Place | None, bool]:
         """Return where the thread is, and whether that is to be counted."""

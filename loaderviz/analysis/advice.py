@@ -940,15 +940,32 @@ def uneven_steps(facts: Evidence) -> Finding | None:
     )
 
 
+def _breaks(facts: Evidence) -> tuple[Intervals, int]:
+    """Return when the loop does other work than steps, and how often; not where another process had the core so long.
+
+    That is known on the GPU, and on the CPU where a batch is evaluated, or a line of the program was seen for most of
+    it. What is short beside the longest is not counted: a step that was a little late.
+    """
+    breaks = facts.marked.breaks(facts.start, facts.end) if len(facts.outside) else facts.outside
+    steps = facts.timeline.start[facts.marks]
+    place, lasts = np.searchsorted(steps, breaks[:, 0], side="right"), breaks[:, 1] - breaks[:, 0]
+    known = np.full(len(breaks), facts.here.any())
+    if not facts.here.any():
+        evaluated = np.searchsorted(steps, facts.timeline.start[facts.marked.evaluated], side="right")
+        known |= np.isin(place, evaluated) | (facts.seen_within(breaks) > MOST_OF_IT * lasts)
+    each = np.bincount(place, lasts * known, len(steps) + 1)
+    told = known & (each[place] >= IN_LINE * each.max(initial=0))
+    return breaks[told], len(np.unique(place[told]))
+
+
 def between_epochs(facts: Evidence) -> Finding | None:
     """What the loop does besides its steps, such as validation or a checkpoint: no step is charged for it."""
-    breaks = facts.marked.breaks(facts.start, facts.end) if len(facts.outside) else facts.outside
+    breaks, count = _breaks(facts)
     time = intervals.length(breaks)
     if not time or facts.unseen:
         return None
     computing = device_sets(facts.timeline, facts.start, facts.end, facts.device)["kernels"]
     work = intervals.length(intervals.intersect(breaks, computing))
-    count = len(np.unique(np.searchsorted(facts.timeline.start[facts.marks], breaks[:, 0])))
     longest = breaks[np.argmax(breaks[:, 1] - breaks[:, 0])].tolist()
     lines, seen, idle, less = lines_of(facts, breaks), facts.seen_lines(breaks), "", ""
     if seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
@@ -958,8 +975,6 @@ def between_epochs(facts: Evidence) -> Finding | None:
         less = f", less {words.duration(work)} in which kernels run"
     else:
         lines = seen
-        if not len(facts.marked.evaluated) and (not lines or lines[0][1] < MOST_OF_IT * time):
-            return None  # another process may have had the processor for so long
     told = ", ".join(f"at {line} for {words.duration(ns)}" for line, ns in lines[:3] if ns >= IN_LINE * time)
     return Finding(
         "between-epochs",

@@ -761,6 +761,11 @@ class Evidence:
             found[look.line] += time
         return [(self.timeline.lines[line], time) for line, time in found.most_common() if time]
 
+    def seen_within(self, when: Intervals) -> Ints:
+        """For how many ns of each of these times the main thread was seen in a line outside of torch."""
+        begin, lasts = np.array([look[:2] for look in self.timeline.context.looks], np.int64).reshape(-1, 2).T
+        return intervals.covered_within(intervals.union(begin, begin + lasts), when[:, 0], when[:, 1])
+
     @cached_property
     def fetches(self) -> Mask:
         """What workers or the loop fetch in the window; of several DataLoaders with workers, the busiest one's."""
