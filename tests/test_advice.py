@@ -1074,17 +1074,17 @@ def test_a_window_that_is_not_its_steps_is_told(window, told):
     assert ("a time “a step” below" in advice.judged) is told
 
 
-def on_the_cpu(looks, pause=0):
+def on_the_cpu(looks, pause=0, late=()):
     """Twelve steps of 10 ms, half of each in an operator, after 100 ms of something else; a pause [ms] after each 4th.
 
-    The main thread was seen at `looks`: (ms, for so many ms, line).
+    The main thread was seen at `looks`: (ms, for so many ms, line). Another process had the core after `late` steps.
     """
     now, spans = 100 * 1000 * US, [("main", 0, 100 * 1000 * US, Kind.OPERATOR, {"name": "aten::rand"})]
     for n in range(12):
         end = now + 10_000 * US
         spans.append(("main", now, end, Kind.RANGE, {"name": f"batch {n}: 8 samples", "batch": n}))
         spans.append(("main", now, end - 5_000 * US, Kind.OPERATOR, {"name": "aten::mm"}))
-        now = end + (pause * 1000 * US if n % 4 == 3 else 0)
+        now = end + (pause * 1000 * US if n % 4 == 3 else 0) + (n in late) * 50_000 * US
     timeline = factory.made(*spans)
     seen = tuple(Look(time * 1000 * US, lasts * 1000 * US, line) for time, lasts, line in looks)
     return replace(timeline, context=replace(timeline.context, looks=seen))
@@ -1115,6 +1115,47 @@ def test_work_between_epochs_is_where_the_loop_was_seen_between_them():
     evidence = {finding.kind: finding.evidence for finding in advice}["between-epochs"]
     assert "The loop is at save.py:7 for 120 ms. No other" in evidence
     assert "between-epochs" not in [each.kind for each in lv.advise(on_the_cpu([*before, *within], pause=60))]
+
+
+@pytest.mark.parametrize(("late", "lasts", "times"), [((), 60, "2 times"), ((1, 9), 60, "2 times"), ((), 5, "1 time")])
+def test_only_what_the_program_does_between_steps_is_counted(late, lasts, times):
+    """Twice the core was given to somebody else for 50 ms, or the second pause was short beside the first."""
+    looks = [(20, 90, "prepare.py:3"), *((140 + 50 * (1 in late) + k, 20, "save.py:7") for k in range(0, 60, 20))]
+    looks += [(240 + 50 * (1 in late) + k, 20, "save.py:7") for k in range(0, lasts, 20)]
+    timeline = on_the_cpu(looks, pause=60, late=late)
+    if lasts < 60:  # the second one
+        moved = timeline.start - np.where(timeline.start >= 300_000 * US, (60 - lasts) * 1000 * US, 0)
+        spans = timeline.spans | {"start": moved, "end": timeline.end - timeline.start + moved}
+        timeline = replace(timeline, spans=spans)
+    evidence = {finding.kind: finding.evidence for finding in lv.advise(timeline)}["between-epochs"]
+    assert evidence.startswith(f"{times} in 11 steps")
+
+
+class SlowOrder(torch.utils.data.Sampler):
+    """An epoch's order that takes 30 ms or more to draw."""
+
+    def __iter__(self):
+        order = np.random.default_rng(0).permutation(3_000_000)
+        return iter((order[:128] % 128).tolist())
+
+    def __len__(self):
+        return 128
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("on", "host", "workers"), [("cpu", None, 0), ("cpu", None, 1), ("a100", "auto", 0), ("a100", "auto", 1)]
+)
+def test_what_a_sampler_does_between_two_epochs_is_named_by_its_line(on, host, workers):
+    loader = DataLoader(TensorDataset(torch.zeros(128, 32)), 16, sampler=SlowOrder(), num_workers=workers)
+    with lv.record(on=on, host=host) as recording:
+        net = torch.nn.Linear(32, 32).to("cuda" if host else "cpu")
+        for _ in range(4):
+            for (x,) in loader:
+                backward(net, x.to(net.weight.device))
+    evidence = {finding.kind: finding.evidence for finding in lv.advise(recording.timeline)}["between-epochs"]
+    line = SlowOrder.__iter__.__code__.co_firstlineno + 1
+    assert evidence.startswith("3 times in 31 steps") and f"The loop is at test_advice.py:{line} for" in evidence
 
 
 # What is no part of a step: work between epochs, and a fetch that takes far longer than all others

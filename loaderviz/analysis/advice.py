@@ -979,8 +979,8 @@ def between_epochs(facts: Evidence) -> Finding | None:
     return Finding(
         "between-epochs",
         f"{count:,} {'time' if count == 1 else 'times'} in {words.count(len(facts.marks), 'step')} the loop does other "
-        f"work than steps, such as validation, a checkpoint or a report: {words.duration(time)} in all{idle}; the "
-        f"longest part takes {words.duration(longest[1] - longest[0])}, at "
+        "work than steps, such as validation, a checkpoint, a report or a sampler: "
+        f"{words.duration(time)} in all{idle}; the longest part takes {words.duration(longest[1] - longest[0])}, at "
         f"{words.duration(longest[0] - facts.timeline.begin)}{f'. The loop is {told}' if told else ''}. No other "
         "finding counts this time",
         "# do it less often, or let the next steps run meanwhile: save a copy in a thread, read losses once at the end",

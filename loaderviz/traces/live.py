@@ -388,7 +388,7 @@ class LoaderRanges:
         self._step = -1  # an optimizer's last one
         self._step_told = False
         self._marks: set[str] = set()  # names of the ranges by which our loaders mark their batches
-        self._building = threading.RLock()
+        self._building, self._started = threading.RLock(), ExitStack()  # while workers of a loader are started
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._fetching: IteratorState | None = None  # whose batch the main thread prepares itself
         self._within = False  # a fetch: a DataLoader that a data set has is a part of it
@@ -519,7 +519,9 @@ class LoaderRanges:
             pin = workers.RecordedLoop(self._folder, number, loop, loader.num_workers)
             _replace(stack, _utils.worker, "_worker_loop", work)
             _replace(stack, _utils.pin_memory, "_pin_memory_loop", pin)
-            with self.say(f"start {loader.num_workers} workers"), starting(loader.num_workers):
+            self._started = stack.enter_context(ExitStack())
+            self._started.enter_context(self.say(f"start {loader.num_workers} workers"))
+            with starting(loader.num_workers):
                 original(iterator, loader)
 
     def _end_workers(self, original: Function, iterator: Any) -> None:
@@ -541,6 +543,7 @@ class LoaderRanges:
             self.note(ELSEWHERE.format(Path(program).name))
 
     def _reset(self, original: Function, iterator: Any, *args: Any, **options: Any) -> None:
+        self._started.close()  # from here on the sampler draws, which is the program's
         self._feed(iterator).begin_epoch(self._numbering.new_iterator())
         original(iterator, *args, **options)
 

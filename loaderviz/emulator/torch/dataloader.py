@@ -299,6 +299,8 @@ class Iterators:
         pricing.around(several, "_reset")(self.begin_epoch)
         pricing.around(several, "_process_data")(self.hand_out)
         pricing.around(several, "_next_data")(self.next_data)
+        base = next(each for each in several.__mro__ if "_next_index" in vars(each))
+        pricing.around(base, "_next_index")(self.draw)
         patches.around(multiprocessing.reduction, "dump")(self.pickle)
         if session.measured and not self.listening:
             self.listening = True
@@ -375,6 +377,15 @@ class Iterators:
             return original(*args, **kwargs)
         finally:
             self.session.end_priced()
+
+    def draw(self, original: Callable[..., Any], iterator: Any) -> Any:
+        """Let the sampler say which samples are next: within what is priced only one of torch's own costs nothing."""
+        session, drawn = self.session, iterator._index_sampler
+        own = any(not type(each).__module__.startswith("torch.") for each in (drawn, getattr(drawn, "sampler", drawn)))
+        if not (own and session.priced and session.in_recording_thread()):
+            return original(iterator)
+        with session.unpriced_part():
+            return original(iterator)
 
     def pickle(self, original: Callable[..., None], *args: Any) -> None:
         """Pickle what a process gets that is started anew; a forked one has it, so what torch copies costs nothing."""

@@ -346,6 +346,17 @@ class Session(HostThread, TensorMemory):
         self.leave()
 
     @contextmanager
+    def unpriced_part(self) -> Iterator[None]:
+        """A part of a priced call that is the program's own code, such as its sampler."""
+        priced, self.priced = self.priced, 0
+        self.leave()
+        try:
+            yield
+        finally:
+            self.enter("torch")
+            self.priced = priced
+
+    @contextmanager
     def declared(self, work: int, waits: int) -> Iterator[None]:
         """`loaderviz.costs`: the Python of a block takes `work` ns, then waits; torch in it costs as it always does."""
         self.begin_priced(0)
