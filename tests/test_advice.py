@@ -1745,3 +1745,69 @@ def test_a_check_is_what_the_host_asks_for_and_no_other_result(read, times, asks
     found = lv.advise(looking(lambda net, x: [backward(net, x), *(read(net, x) for _ in range(times))]))
     assert any("error_if_nonfinite" in each.change for each in found) is asks
     assert "anomaly-mode" not in [each.kind for each in found]
+
+
+# An iterator of a DataLoader that is begun for each batch
+
+
+def anew(loader):
+    for _ in range(16):
+        yield next(iter(loader))[0]
+
+
+def beside(loader):
+    for (x,) in DataLoader(rows_of(count=16), 256):
+        yield torch.cat([x, next(iter(loader))[0]])
+
+
+def epochs(loader):
+    for _ in range(8):
+        for (x,) in loader:
+            yield x
+
+
+def sometimes(loader):
+    for step, (x,) in enumerate(DataLoader(rows_of(count=16), 256)):
+        yield x
+        if step % 5 == 4:
+            yield next(iter(loader))[0]
+
+
+class Nested(TensorDataset):
+    def __getitem__(self, index):
+        return next(iter(DataLoader(super().__getitem__(index)[0], 4))), index
+
+
+@pytest.mark.parametrize("on", ["a100", "cpu"])
+@pytest.mark.parametrize(
+    ("take", "count", "options", "told"),
+    [
+        (anew, 12, {}, True),
+        (anew, 12, {"num_workers": 1, "persistent_workers": True}, True),
+        (anew, 12, {"num_workers": 1}, True),  # and its workers, too
+        (beside, 12, {}, True),
+        (epochs, 1, {}, False),  # all of its batches are taken
+        (epochs, 2, {"num_workers": 1, "persistent_workers": True}, False),
+        (sometimes, 12, {}, False),
+        (lambda loader: (x for (x,) in loader), 12, {}, False),
+        (lambda loader: (x for (x,), _ in zip(loader, loader, strict=True)), 12, {}, False),
+    ],
+)
+def test_an_iterator_that_is_begun_for_each_batch_is_named_by_its_line(take, count, options, told, on):
+    with lv.record(on=on, **({} if on == "cpu" else {"host": "workstation"})) as recording:
+        net = torch.nn.Linear(32, 32).to("cpu" if on == "cpu" else "cuda")
+        for x in take(DataLoader(rows_of(count=count), 256, **options)):
+            backward(net, x.to(net.weight.device))
+    found = [each for each in lv.advise(recording.timeline) if each.kind not in ("cores-taken", "between-epochs")]
+    kinds = [each.kind for each in found]
+    assert ("restarts-iterator" in kinds) is told
+    if told:
+        line = take.__code__.co_firstlineno + 2
+        assert kinds[0] == "restarts-iterator" and f"test_advice.py:{line} begins" in found[0].evidence
+        assert "restarts-workers" not in kinds and "/" not in recording.timeline.context.faults[0]
+
+
+def test_a_loader_within_a_data_set_begins_no_iterator_of_the_loop():
+    rows = Nested(torch.zeros(64, 4, 32))
+    first = lv.advise(trained(backward, ((x.flatten(0, 1),) for x, _ in DataLoader(rows, 4))))
+    assert "restarts-iterator" not in [each.kind for each in first]

@@ -43,6 +43,7 @@ FindingKind = Literal[
     "cold-cache",  # files come from the disk itself, and not from the memory in which they are kept once read
     "workers-cost-more",  # the loop would make a batch sooner than it takes one from them
     "restarts-workers",  # worker processes are started anew, as in each epoch
+    "restarts-iterator",  # one is begun for each batch
     "outlier-fetch",  # one fetch takes far longer than all others
     "unsharded-iterable",  # each worker gives all samples
     # the loop's own thread

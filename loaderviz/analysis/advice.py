@@ -39,7 +39,7 @@ from loaderviz.analysis.trials import Trials
 from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
-from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, on_device
+from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, on_device, on_workers
 from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
 from loaderviz.vendors import PAGE_FAULTS, Api
 
@@ -255,8 +255,33 @@ def wide_dtype(facts: Evidence) -> Found:
     return Finding("wide-dtype", told, change, gain, subject=_COPIES), facts.removal(shrink=share)
 
 
+def restarts_iterator(facts: Evidence) -> Finding | None:
+    """A new iterator is begun for each batch: its order is drawn, workers fetch ahead, and all of that is left."""
+    timeline, line = facts.timeline, facts.fault("restarts-iterator")
+    if line is None or not facts.steps:
+        return None
+    asks = facts.loop & (facts.handing_out | on_workers(timeline))
+    does = facts.loop & timeline.where(Kind.OPERATOR, Kind.API, Kind.WAIT, Kind.FETCH, Kind.PIN)
+    other = intervals.subtract(facts.judged, facts.covered(does))
+    time = either(either(facts.getting, facts.covered(asks)), other)
+    gain = facts.bound(
+        intervals.length(time), "all that loading takes, and what is outside of torch", host=time, supply=False
+    )
+    drawn = "and workers fetch ahead what nobody takes" if facts.lanes_of("worker") else "of all samples"
+    return Finding(
+        "restarts-iterator",
+        f"{line or 'the loop'} begins a new iterator of a DataLoader for each batch or two: each time the order is "
+        f"drawn anew, {drawn}. Loading, and what is outside of torch, take {duration(facts, intervals.length(time))}",
+        "batches = iter(loader)  # once; then next(batches) in each step, and iter(loader) again after StopIteration",
+        gain,
+        subject=_DATA,
+    )
+
+
 def restarts_workers(facts: Evidence) -> Finding | None:
     """Worker processes that are started again, as in each epoch, and then the first batch is waited for."""
+    if facts.fault("restarts-iterator") is not None:
+        return None
     starts = facts.timeline.named(WORKER_START.match)
     lines = facts.timeline.source
     if (lines[starts] >= 0).all():  # else nobody knows whose workers they are
@@ -1394,6 +1419,7 @@ FINDINGS = (
     many_small_copies,
     allocates_in_loop,
     resident,
+    restarts_iterator,
     restarts_workers,
     communication_exposed,
     late_rank,
@@ -1502,6 +1528,7 @@ _Rule = tuple[_Test, _Test, bool]  # which finding is later than which, and whet
 _SOONER: tuple[_Rule, ...] = (
     (lambda one: one.kind != "late-rank", lambda one: one.kind == "late-rank", False),
     (lambda one: one.kind in LARGE, lambda one: one.kind not in (*LARGE, *AS_LARGE), False),
+    (lambda one: one.kind not in AS_LARGE, lambda one: one.kind == "restarts-iterator", False),
     (lambda one: one.kind in LOADS, lambda one: one.kind in LINES, False),
     (lambda one: one.kind in LOADS and not one.parameters, lambda one: one.kind == "workers-cost-more", True),
     (lambda one: not one.change, lambda one: one.kind not in LARGE and bool(one.change), False),

@@ -353,6 +353,11 @@ class Evidence:
         """What a changed line takes away; without arguments nothing."""
         return Removal(when, self.timeline.places([]) if calls is None else calls, **change)
 
+    def fault(self, kind: str) -> str | None:
+        """Where this was seen to be wrong while it was recorded, "" where no line is known; None if it was not."""
+        told = (each.partition(" ") for each in self.timeline.context.faults)
+        return next((line for name, _, line in told if name == kind), None)
+
     @cached_property
     def pageable(self) -> Mask:
         """The copies of batches from pageable memory, but for those that the data set makes."""

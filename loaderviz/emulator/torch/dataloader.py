@@ -201,7 +201,7 @@ class Schedule(LoaderSchedule):
         same = former if former is not None and former.session is session else None  # the same workers go on
         self.session: Session = session
         self.pins = iterator._pin_memory
-        self.batch = session.batches.new_iterator()  # the next one
+        self.batch = session.new_iterator(iterator)  # the next one
         self.firsts = dict[int, bytes]()  # of an IterableDataset, what each worker gave first
         self.order: int | None = None  # of the batch that is about to be handed out, if not the oldest
         super().__init__(session.runtime, iterator._num_workers, iterator._prefetch_factor, self.batch, same)
@@ -318,7 +318,7 @@ class Iterators:
         session.enter("DataLoader")
         start, rested = session.runtime.now, session.runtime.rested
         if not hasattr(iterator, "_next_batch"):
-            iterator._next_batch = session.batches.new_iterator()
+            iterator._next_batch = session.new_iterator(iterator)
         batch = iterator._next_batch
         session.leave()
         try:

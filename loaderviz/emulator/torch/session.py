@@ -24,7 +24,7 @@ from torch.utils import _device
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from loaderviz import words
-from loaderviz.batches import BATCH_RANGE, LOADER_NEXT, PREFETCH_RANGE, Numbering, batch_name, holds_bytes
+from loaderviz.batches import BATCH_RANGE, LOADER_NEXT, PREFETCH_RANGE, Numbering, batch_name, batches_of, holds_bytes
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Gpu, Host, pages
 from loaderviz.emulator.hazards import Access
@@ -238,6 +238,11 @@ class Session(HostThread, TensorMemory):
             self.scheduler.point()
         else:
             self.scheduler.look()
+
+    def new_iterator(self, iterator: Any) -> int:
+        """A DataLoader's iterator begins: return the number of its first batch."""
+        mine = not self.fetching and self.in_recording_thread()
+        return self.batches.new_iterator(batches_of(iterator) if mine else 0, self.source(2))
 
     def look_at(self, source: torch.Tensor) -> None:
         """Look whether the first large tensors that go to the GPU are bytes in a wider type, or float64."""
@@ -594,7 +599,7 @@ class Session(HostThread, TensorMemory):
             notes=(notes := tuple(self.notes)),
             unpriced=unpriced,
             measured=measured,
-            faults=tuple(self.faults),
+            faults=(*self.faults, *self.batches.faults),
             looks=tuple(self.sampler.seen) if self.sampler is not None else (),
             sent=self.sent / max(1, self.fetched_by_workers),
             shared_memory=shared_memory() if self.measured else None,
