@@ -815,7 +815,7 @@ def anomaly_mode(facts: Evidence) -> Finding | None:
     """Anomaly detection is on: each gradient is looked at, and each operator forward keeps the stack of its call."""
     checks = facts.loop & facts.timeline.named(ANOMALY.__contains__) & (facts.last > facts.first)
     count, waits = int(checks.sum()), facts.length(facts.synchronizes(None))
-    if count < 2 * (facts.steps or count):  # one is the program's own
+    if count < 2 * (facts.steps or 1):  # one is the program's own
         return None
     what, floor = "all but the loading", Floor(intervals.length(facts.getting), "loading")
     if facts.here.any():
