@@ -170,11 +170,12 @@ class Numbering:
         left = often and 2 * self._given < self._whole
         return (f"restarts-iterator {re.split(PARTS, self._line)[-1]}".strip(),) if left else ()
 
-    def used(self, batch: int) -> None:
-        """Batch `batch` of a DataLoader is handed out."""
+    def used(self, batch: int, *, mine: bool = True) -> None:
+        """Batch `batch` of a DataLoader is handed out; it is not `mine` if another thread than the loop's takes it."""
         self._next = max(self._next, batch + 1)
-        self._given += 1
-        self._feed()
+        if mine:
+            self._given += 1
+            self._feed()
 
     def number_of(self, index: int, what: str) -> int:
         """Return the number of a loader's batch `index` in its epoch; `what` is "batch" (hand-out) or "prefetch"."""

@@ -1811,3 +1811,71 @@ def test_a_loader_within_a_data_set_begins_no_iterator_of_the_loop():
     rows = Nested(torch.zeros(64, 4, 32))
     first = lv.advise(trained(backward, ((x.flatten(0, 1),) for x, _ in DataLoader(rows, 4))))
     assert "restarts-iterator" not in [each.kind for each in first]
+
+
+# Two loaders in a step, with workers and without
+
+
+class Costs(TensorDataset):
+    def __init__(self, cost, count):
+        super().__init__(torch.zeros(count, 32))
+        self.cost = cost
+
+    def __getitem__(self, index):
+        with lv.costs(self.cost):
+            return super().__getitem__(index)
+
+
+def both(costs, workers, on="a100"):
+    with lv.record(on=on, **({} if on == "cpu" else {"host": "workstation"})) as recording:
+        net = torch.nn.Linear(32, 32).to("cpu" if on == "cpu" else "cuda")
+        loaders = (
+            DataLoader(Costs(cost, 8 * 24), 8, num_workers=number) for cost, number in zip(costs, workers, strict=True)
+        )
+        for (x,), (u,) in zip(*loaders, strict=True):
+            backward(net, torch.cat([x.to(net.weight.device), u.to(net.weight.device)]))
+    return recording.timeline
+
+
+@pytest.mark.parametrize(
+    ("costs", "workers", "kind", "then"),
+    [
+        ((2e-4, 2e-4), (2, 0), "fetch-in-loop", (2, None)),
+        ((1e-5, 2e-4), (2, 0), "fetch-in-loop", (2, None)),
+        ((2e-4, 1e-5), (2, 0), "waiting-for-data", (None, 0)),
+        ((1e-5, 2e-4), (0, 1), "waiting-for-data", (0, None)),
+        ((2e-4, 2e-4), (1, 1), "waiting-for-data", (None, None)),
+    ],
+)
+def test_of_loaders_that_are_not_alike_a_change_has_a_bound_and_no_prediction(costs, workers, kind, then):
+    before = both(costs, workers)
+    first = next(each for each in lv.advise(before) if each.kind not in ("start-up", "short-window"))
+    gain = first.expected_gain
+    assert first.kind == kind and gain.predicted is None
+    assert "that was not replayed: a replay has one DataLoader" in gain.basis
+    after = both(costs, [first.parameters["workers"] if number is None else number for number in then])
+    gained = lv.summarize(before).step - lv.summarize(after).step
+    assert gain.per_step / 2 < gained <= 1.02 * gain.per_step
+    with pytest.raises(lv.LoadervizError, match="replays one DataLoader"):
+        lv.what_if(before, workers=4)
+    with pytest.raises(lv.LoadervizError, match="resident=True"):
+        lv.what_if(before, resident=True)
+    assert lv.what_if(before, gpu="t4").duration
+
+
+def test_of_loaders_that_are_both_in_the_loop_each_gets_workers():
+    before = both((2e-4, 1e-4), (0, 0))
+    first = lv.advise(before)[0]
+    assert first.kind == "fetch-in-loop" and first.change.endswith("# each that the loop takes batches from")
+    gained = lv.summarize(before).step - lv.summarize(both((2e-4, 1e-4), [first.parameters["workers"]] * 2)).step
+    assert gained == pytest.approx(first.expected_gain.predicted, rel=0.15)
+
+
+def test_a_loader_of_a_validation_does_not_make_a_step_one_of_two():
+    def batches():
+        for step, (x,) in enumerate(DataLoader(rows_of(count=24), 256, num_workers=1)):
+            yield (x,)
+            if step % 8 == 7:
+                yield from DataLoader(rows_of(count=2), 256)
+
+    assert len(Evidence(trained(backward, batches())).loaders) == 1

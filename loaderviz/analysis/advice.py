@@ -118,7 +118,7 @@ def pageable_copy(facts: Evidence) -> Found:
     )
     gain = facts.bound(direct, what, copies, left, host=inside)
     blocked = facts.waiting(Cause.STAGING) & intervals.covers(inside, facts.first)
-    alone = facts.fetching.any()
+    alone = facts.fetching.any() and not facts.unlike_loaders
     unasked = bool(blocked.any()) and not facts.synchronizes(copies).any()
     staging = f"; the host is blocked in staging for {duration(facts, facts.length(blocked))}" if blocked.any() else ""
     number = facts.workers_for(gain) if alone else None
@@ -576,14 +576,14 @@ def fetch_in_loop(facts: Evidence) -> Finding | None:
     floors = facts.device_floor(), facts.host_floor(work)
     gain = facts.gain(length, "what the main thread fetches and pins", *floors, facts.workers_floor())
     idle = intervals.length(intervals.intersect(work, facts.idle))
-    number = facts.workers_for(gain)
+    number, each = facts.workers_for(gain), "  # each that the loop takes batches from" * (len(facts.loaders) > 1)
     pins = " and pins" if (facts.timeline.kind[fetching] == Kind.PIN).any() else ""
     return Finding(
         "fetch-in-loop",
         f"the main thread fetches{pins} the batches itself, {duration(facts, length)} ({where(facts, fetching)})"
         f"{f'; the GPU is idle for {duration(facts, idle)} of it' if facts.here.any() else ''}"
         f"{_at_line(facts)}{_room(facts, number)}{too_slow(facts, *floors)}",
-        f"loader = DataLoader(..., num_workers={number or '...'}{_pin(facts)})",
+        f"loader = DataLoader(..., num_workers={number or '...'}{_pin(facts)}){each}",
         gain,
         _workers(facts, number),
         subject=Subject((Kind.FETCH, Kind.PIN)),
@@ -676,7 +676,7 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
     taking = either(facts.covered(facts.waiting(Cause.DATA)), facts.covered(facts.loop & facts.handing_out))
     taking = intervals.subtract(taking, facts.covered(facts.fetching))  # of another loader, which has no workers
     time, making = intervals.length(taking), round(fetch * (facts.steps or 0))
-    if not (number and making) or time <= making:
+    if not (number and making) or time <= making or facts.unlike_loaders:  # which one's it is, is not known then
         return None
     gain = facts.gain(time, "what the loop waits for workers, and takes from them", facts.device_floor())
     return Finding(
@@ -1331,7 +1331,7 @@ def _pin_thread_is_full(facts: Evidence) -> bool:
 
 
 def _workers(facts: Evidence, number: int | None) -> dict[str, Any]:
-    return {"workers": number} | ({"pinned": True} if facts.summary.busy else {}) if number else {}
+    return {"workers": number} | ({"pinned": True} if _pin(facts) else {}) if number else {}
 
 
 def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | None]:
@@ -1378,7 +1378,7 @@ def _seldom(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
 
 
 def _pin(facts: Evidence) -> str:
-    return ", pin_memory=True" if facts.summary.busy else ""
+    return ", pin_memory=True" if facts.summary.busy and not facts.unlike_loaders else ""
 
 
 def too_slow(facts: Evidence, *floors: Floor) -> str:

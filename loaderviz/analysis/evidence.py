@@ -727,6 +727,26 @@ class Evidence:
         busiest = max(loaders, key=lambda name: self.busy(workers[name]), default="")
         return {number for name, lanes in loaders.items() for number in lanes if name != busiest}
 
+    @cached_property
+    def loaders(self) -> list[bool]:
+        """The DataLoaders whose batches most steps take: for each whether it has workers."""
+        timeline, found, most = self.timeline, list[bool](), (self.steps or 0) / 2
+        fetches = timeline.where(Kind.FETCH) & (timeline.batch >= 0) & (self.last > self.first)
+        mine = timeline.batch[fetches & self.loop]
+        if len(np.unique(mine)) > most:
+            found += [False] * max(1, round(len(mine) / len(np.unique(mine))))
+        lanes = defaultdict[str, list[int]](list)
+        for number, lane in enumerate(timeline.lanes):
+            if lane.role == "worker":
+                lanes["".join(_LOADER.findall(lane.name))].append(number)
+        given = (timeline.batch[fetches & timeline.select(lane=each)] for each in lanes.values())
+        return found + [True for each in given if len(np.unique(each)) > most]
+
+    @property
+    def unlike_loaders(self) -> bool:
+        """Whether a step takes batches of several DataLoaders, and not all of them in the loop's own thread."""
+        return len(self.loaders) > 1 and any(self.loaders)
+
     @property
     def which_loader(self) -> str:
         """Says which of several DataLoaders `lanes_of` is about: " of loader 2"; "" where there is one."""

@@ -653,6 +653,11 @@ def changed(
         )
     if loop.resident:
         return config
+    if (asked or resident) and loop.facts.unlike_loaders:
+        raise WhatIfError(
+            f"what_if({asked[0] if asked else 'resident=True'}) replays one DataLoader, but a step of this loop takes "
+            "batches of several, with workers and without. Record a loop that has one of them; gpu=... can be predicted"
+        )
     if resident and asked:
         raise WhatIfError("what_if(resident=True) has nothing to load: leave out pinned, prefetch and workers")
     if workers is not None and workers != config.workers and not loop.fetched:

@@ -595,7 +595,7 @@ class LoaderRanges:
         if hasattr(iterator, "_workers"):
             index = int(iterator._rcvd_idx) - 1 if getattr(iterator, "_in_order", True) else feed.received
         feed.count += 1
-        self.numbering.used(batch)
+        self.numbering.used(batch, mine=self._here())
         if feed.number is not None and not self._window.over:
             self.batches[feed.number, feed.epoch, index] = batch
         if not self._here():
