@@ -6,7 +6,9 @@ import functools
 import gc
 import io
 import itertools
+import queue
 import re
+import threading
 import time
 from dataclasses import replace
 
@@ -1879,3 +1881,53 @@ def test_a_loader_of_a_validation_does_not_make_a_step_one_of_two():
                 yield from DataLoader(rows_of(count=2), 256)
 
     assert len(Evidence(trained(backward, batches())).loaders) == 1
+
+
+# A loop with a thread of its own that takes the batches
+
+
+def through_a_thread(loader):
+    given = queue.Queue(2)
+
+    def take():
+        for batch in loader:
+            given.put(batch)
+        given.put(None)
+
+    threading.Thread(target=take, daemon=True).start()
+    while (batch := given.get()) is not None:
+        yield batch
+
+
+class Sleeps(TensorDataset):
+    def __getitem__(self, index):
+        time.sleep(2e-3)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("wait", "steps"), [(0, None), (2, None), (2, 6)])
+def test_a_loop_whose_own_thread_takes_the_batches_has_steps(wait, steps):
+    with lv.record(on="cpu", wait=wait, steps=steps) as recording:
+        net = torch.nn.Linear(32, 32)
+        optimizer = torch.optim.SGD(net.parameters())
+        for (x,) in through_a_thread(DataLoader(Sleeps(torch.zeros(16 * 4, 32)), 4)):
+            backward(net, x)
+            optimizer.step()
+    summary = lv.summarize(recording.timeline)
+    assert summary.batches == (steps or 16 - max(1, wait))
+    assert summary.step > 4e6  # of 8 ms that a batch sleeps
+    found = {each.kind: each for each in lv.advise(recording.timeline)}["other-work-in-loop"]
+    line = through_a_thread.__code__.co_firstlineno + 9
+    assert f"test_advice.py:{line} takes" in found.evidence and "this line may wait for it" in found.evidence
+    assert found.expected_gain.predicted is None
+
+
+def test_a_loop_beside_whose_thread_another_loader_runs_counts_its_own_batches():
+    rows = rows_of(count=12)
+    with lv.record(on="cpu") as recording:
+        net = torch.nn.Linear(32, 32)
+        optimizer = torch.optim.SGD(net.parameters())
+        for (x,), _ in zip(DataLoader(rows, 256), through_a_thread(DataLoader(rows, 128)), strict=False):
+            backward(net, x)
+            optimizer.step()
+    assert lv.summarize(recording.timeline).batches == 11

@@ -1052,11 +1052,17 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
     if time < IN_LINE * window:
         return None
     gain = facts.gain(other, "what the main thread does outside of torch and of its loader", Floor(0, ""))
+    told, change = "no loading", f"# do what stands in {line} less often, or in another thread or process"
+    if facts.fault("loader-in-thread") is not None:
+        told = "no loading that is seen; another thread takes a DataLoader's batches, and this line may wait for it"
+        change = f"# if {line} waits for that thread: DataLoader(..., num_workers=...) in place of it, or for it"
+    else:  # what is not done takes no time; a wait may be for what takes as long elsewhere
+        gain = replace(gain, predicted=facts.per_step(time))
     return Finding(
         "other-work-in-loop",
-        f"{line} takes {duration(facts, time)} of the main thread's time: it is no operator of torch and no loading",
-        f"# do what stands in {line} less often, or in another thread or process",
-        replace(gain, predicted=facts.per_step(time)),
+        f"{line} takes {duration(facts, time)} of the main thread's time: it is no operator of torch and {told}",
+        change,
+        gain,
         subject=Subject(time="outside"),
     )
 

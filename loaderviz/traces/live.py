@@ -600,6 +600,7 @@ class LoaderRanges:
             self.batches[feed.number, feed.epoch, index] = batch
         if not self._here():
             self.note(_OTHER_THREAD)
+            self.faults.setdefault("loader-in-thread")
             return
         if feed.nested is None:
             feed.nested = self._drawn_by_a_loader(iterator)
