@@ -440,7 +440,7 @@ def test_what_comes_back_later_is_no_warm_up():
     assert "in 2 of 12 steps" in late_batches((0, 1)).evidence
     assert late_batches((0, 1)).change.startswith("timeline.from_batch(2)")
     assert late_batches((3, 9)).change == ""
-    assert "behind only now and then" in late_batches((3, 9)).evidence
+    assert "they have time left, and the loop waits only now and then" in late_batches((3, 9)).evidence
 
 
 def test_start_up_is_paid_once_and_not_judged():
@@ -1580,7 +1580,9 @@ def test_workers_that_take_longer_to_start_than_they_save_are_told_to_stay(steps
 
     rows = Waits(torch.zeros(8 * steps, 32))
     found = lv.advise(trained(backward, DataLoader(rows, 8, num_workers=2)))[0]
-    pays = re.search(r"to start so many more takes \S+ \S+, which pays from (\d+) steps", found.evidence)
+    pays = re.search(
+        r"to start so many more takes \S+ \S+, as is assumed of this host, which pays from (\d+) steps", found.evidence
+    )
     assert found.kind == "waiting-for-data" and bool(pays) == is_dear and (not pays or int(pays[1]) > steps)
 
 

@@ -557,9 +557,10 @@ def _starting(facts: Evidence, number: int | None, gain: Gain) -> str:
     if more <= gain.ns:
         return ""
     pays = math.ceil(more * facts.steps / gain.ns)
+    known = " as is assumed of this host" if timeline.context.origin == "emulated" else " as it took here"
     return (
-        f"; to start so many more takes {words.duration(more)}, which pays from {pays:,} steps an epoch on, or with "
-        "persistent_workers=True"
+        f"; to start so many more takes {words.duration(more)},{known}, which pays from {pays:,} steps an epoch on, "
+        "or with persistent_workers=True"
     )
 
 
@@ -1380,7 +1381,10 @@ def _seldom(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
         return f"{seen}{late}, and some batches take far longer", "loader = DataLoader(..., prefetch_factor=4)"
     if not few and facts.length(waits) > OFTEN_BEHIND * facts.window:
         return f"{seen}, and still the loop waits in most steps: for a while before them they did not fetch", ""
-    return f"{seen}{late}, so they are behind only now and then, as at the beginning of an epoch", ""
+    return (
+        f"{seen}{late}: they have time left, and the loop waits only now and then, as at the beginning of an epoch",
+        "",
+    )
 
 
 def _pin(facts: Evidence) -> str:
