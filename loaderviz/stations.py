@@ -156,9 +156,8 @@ def is_training(stack: Stack) -> bool:
 
 
 COLLATES = Place(Cause.COLLATE, "")
-_CLOCK_OF, _GET_TIME = (
-    getattr(time, name, None) for name in ("pthread_getcpuclockid", "clock_gettime_ns")
-)  # real ones
+_CLOCK_OF: Any = getattr(time, "pthread_getcpuclockid", None)  # the real ones: a recording may have others
+_GET_TIME: Any = getattr(time, "clock_gettime_ns", None)
 
 
 def processor_clock(thread: int) -> Callable[[], int]:

@@ -1177,8 +1177,8 @@ def host_bound(facts: Evidence) -> Found:
     change = f"# see what the host does {place or 'in the longest gap'}; the GPU has no work then"
     launches = mean < launching < LAUNCH and idle > 2 * parts["outside torch"]
     if launches and waits.any():
-        change, calls = WAITS_INSIDE.format(line_of(facts, int(np.argmax(waits)))), waits & facts.does(Api.SYNCHRONIZE)
-        if 2 * facts.asking(calls, FINITE).sum() > calls.sum():
+        change, asking = WAITS_INSIDE.format(line_of(facts, int(np.argmax(waits)))), waits & facts.does(Api.SYNCHRONIZE)
+        if 2 * facts.asking(asking, FINITE).sum() > asking.sum():
             change = f"{_SYNCHRONIZES['finite']}\n{change}"
     elif launches:
         change, asks = REPLAY, {"graphs": True}

@@ -305,7 +305,8 @@ class Evidence:
             self.loop & self.timeline.where(Kind.OPERATOR) & self.timeline.named(operators.__contains__)
         )
         mine = self.loop & intervals.covers(inside, self.timeline.start) & ~self.timeline.where(Kind.RANGE)
-        return mine | self.here & self.launched(mine)
+        both: Mask = mine | self.here & self.launched(mine)
+        return both
 
     def around(self, operators: Sequence[str], calls: Mask) -> Intervals:
         """When the loop's thread is in one of these operators, such as `READING`, that makes one of these calls."""
@@ -361,7 +362,8 @@ class Evidence:
     @cached_property
     def pageable(self) -> Mask:
         """The copies of batches from pageable memory, but for those that the data set makes."""
-        return self.batch_copies & (self.timeline.pinned == 0) & ~self.in_dataset
+        copies: Mask = self.batch_copies & (self.timeline.pinned == 0) & ~self.in_dataset
+        return copies
 
     @cached_property
     def converted(self) -> tuple[Mask, Mask]:
