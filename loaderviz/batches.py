@@ -24,6 +24,8 @@ NOT_HANDED_OUT = "fetch (not handed out)"  # it failed, found the end of a strea
 OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")  # torch's own range around each
 LIMIT = 200_000  # spans of a real run: of so many steps are kept
 FIRST_BYTES = 1 << 16  # of a batch that is compared with another's
+OFTEN_BEGUN = 4  # iterators of the loop's loaders: fewer are epochs
+PARTS = re.compile(r"[/\\]")  # of a path
 WORKER_START = re.compile(r"start \d+ workers?$")  # the main thread starts a DataLoader's processes
 WORKER_END = re.compile(r"end \d+ workers?$")  # and waits until they have left
 
@@ -123,6 +125,14 @@ def sample_count(indices: Any, data: Any) -> int:
     return first.shape[0] if first is not None and first.dim() else 1
 
 
+def batches_of(iterator: Any) -> int:
+    """Return how many batches an epoch of a DataLoader's iterator has; 0: not known."""
+    try:
+        return len(iterator._index_sampler)
+    except Exception:  # a stream has no length, and a sampler of the program's may do anything
+        return 0
+
+
 class Numbering:
     """Numbers batches through a whole recording, the same in an emulated and a real one: epochs go on counting.
 
@@ -140,16 +150,32 @@ class Numbering:
         self._turn: set[int] = set()  # the optimizers that made theirs in the step that the loop is at
         self._step = -1  # that step
         self._alone = 0  # steps of the loop for which no batch was handed out, less all batches
+        self._begun = self._given = self._whole = 0  # iterators, their batches, and how many those would be if all came
+        self._line = ""  # of the iterator that began last
 
-    def new_iterator(self) -> int:
-        """A DataLoader iterator begins: return the number of its first batch."""
+    def new_iterator(self, batches: int = 0, line: str = "") -> int:
+        """A DataLoader iterator begins: return the number of its first batch.
+
+        Its epoch has so many `batches` (0: not known, or none of the loop's), and it begins in this line, "file:line".
+        """
+        if batches:
+            self._begun, self._whole, self._line = self._begun + 1, self._whole + batches, line
         self._iterator_base = self._next
         return self._next
 
-    def used(self, batch: int) -> None:
-        """Batch `batch` of a DataLoader is handed out."""
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is wrong with the iterators: each is left after a batch or two, of which it has many more."""
+        often = self._begun >= OFTEN_BEGUN and self._given <= 2 * self._begun
+        left = often and 2 * self._given < self._whole
+        return (f"restarts-iterator {re.split(PARTS, self._line)[-1]}".strip(),) if left else ()
+
+    def used(self, batch: int, *, mine: bool = True) -> None:
+        """Batch `batch` of a DataLoader is handed out; it is not `mine` if another thread than the loop's takes it."""
         self._next = max(self._next, batch + 1)
-        self._feed()
+        if mine:
+            self._given += 1
+            self._feed()
 
     def number_of(self, index: int, what: str) -> int:
         """Return the number of a loader's batch `index` in its epoch; `what` is "batch" (hand-out) or "prefetch"."""

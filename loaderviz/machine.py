@@ -181,24 +181,41 @@ def switches() -> int:
     return -1 if thread is None else resource.getrusage(thread).ru_nvcsw
 
 
+def waited(time: int, before: int, now: int) -> int:
+    """Return how much of `time` [ns], in which a thread did not run and lacked no core, it waited: of its `switches`.
+
+    Who waits lets go of the core. Where a thread never did, a hypervisor has taken what is missing.
+    """
+    return min(0, time) if before == now >= 0 else time
+
+
 class Usage(NamedTuple):
     """What a process has used: ns of the processor in other threads, bytes from the disk; and its own thread, in ns.
 
     It `lacked` a core; it was `busy` where it ran, or lacked one, and waited for the rest of the time. Linux alone
-    tells the lack; elsewhere other programs on this machine become waiting.
+    tells the lack; elsewhere other programs on this machine become waiting. `switches` are those of the thread.
     """
 
     others: int = 0
     disk: int = 0
     lacked: int = 0
     busy: int = 0
+    switches: int = -1
+
+    def since(self, before: Usage) -> Usage:
+        """Return what was used since then."""
+        return Usage(*(now - then for now, then in zip(self, before, strict=True)))
+
+    def waited(self, since: Usage, time: int) -> int:
+        """Return for how many of the `time` ns since then the thread waited; less than 0 where clocks tick apart."""
+        return waited(time - (self.busy - since.busy), since.switches, self.switches)
 
 
 def usage() -> Usage:
     """Return what this process has used so far; Windows does not tell what came from the disk, and not from memory."""
     blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock if resource else 0
     ran, lacked = thread_time_ns(), thread_lacked()
-    return Usage(max(0, time.process_time_ns() - ran), blocks * BLOCK, lacked, ran + lacked)
+    return Usage(max(0, time.process_time_ns() - ran), blocks * BLOCK, lacked, ran + lacked, switches())
 
 
 def own_memory(file: Path = Path("/proc/self/smaps_rollup")) -> int:

@@ -16,6 +16,7 @@ import site
 import sys
 import sysconfig
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,12 +44,15 @@ _TRAINS = tuple(f"{os.sep}torch{os.sep}{name}" for name in ("nn", "optim", "auto
 _SIGNS = (
     (Cause.INPUT, re.compile(r"\b(sleep|recv\w*|urlopen|acquire|execute|fetch(one|all|many)|select|poll)\s*\(")),
     (Cause.DECODE, re.compile(r"decode|imread|Image\.open|\.convert\(|read_image|from_buffer")),
-    (Cause.READ, re.compile(r"\b(open|load|loads|read\w*|memmap|fromfile|seek)\s*\(")),
+    (Cause.READ, re.compile(r"\b(open|load|loads|read\w*|memmap|fromfile|seek|extract\w*|getmember)\s*\(")),
 )
 _MODULES = (
     (Cause.INPUT, ("socket", "ssl", "selectors", "http", "urllib3", "requests", "sqlite3", "threading", "queue")),
     (Cause.DECODE, ("PIL", "cv2", "torchvision.io", "imageio", "soundfile", "av")),
-    (Cause.READ, ("numpy.lib", "torch.serialization", "json", "pickle", "zipfile", "tarfile", "gzip", "h5py")),
+    (
+        Cause.READ,
+        ("numpy.lib", "torch.serialization", "json", "pickle", "zipfile", "tarfile", "gzip", "bz2", "lzma", "h5py"),
+    ),
 )
 
 
@@ -78,6 +82,10 @@ class Place(NamedTuple):
 
     cause: Cause
     line: str
+
+    def seen(self, waited: int, busy: int) -> Place:
+        """Return what a fetch does there that waited and was busy for so many ns: a query that computes is no wait."""
+        return self._replace(cause=Cause.TRANSFORM) if self.cause == Cause.INPUT and waited < busy else self
 
 
 def is_program(file: str) -> bool:
@@ -111,8 +119,8 @@ def place_of(stack: Stack) -> Place | None:
     """Return where a stack is; None where nothing of the program is on it."""
     line, text, fetches, collates = "", "", False, False
     for each, caller in zip_longest(stack, stack[1:]):
-        if _LOADER in each.file and not each.file.endswith(_WITHIN):  # it waits for a batch
-            return None
+        if _LOADER in each.file and not each.file.endswith(_WITHIN):  # it waits for a batch, or runs a sampler
+            return Place(Cause.NONE, line) if line else None
         if not line and is_program(each.file):
             line, text = each.place, linecache.getline(each.file, each.line or each.code.co_firstlineno)
         if caller is not None and caller.file.endswith(_FETCH):
@@ -124,9 +132,10 @@ def place_of(stack: Stack) -> Place | None:
         return Place(Cause.NONE, line)
     if collates:
         return Place(Cause.COLLATE, line)
-    module = str(stack[0].names.get("__name__"))
+    inside = takewhile(lambda each: not is_program(each.file), stack)
+    modules = [str(stack[0].names.get("__name__")), *(str(each.names.get("__name__")) for each in inside)]
     told = [cause for cause, sign in _SIGNS if sign.search(text)]
-    found = [cause for cause, names in _MODULES if module.startswith(names)]
+    found = [cause for module in modules for cause, names in _MODULES if module.startswith(names)]
     return Place((found or told or [Cause.TRANSFORM])[0], line)
 
 
@@ -147,6 +156,15 @@ def is_training(stack: Stack) -> bool:
 
 
 COLLATES = Place(Cause.COLLATE, "")
+_CLOCK_OF: Any = getattr(time, "pthread_getcpuclockid", None)  # the real ones: a recording may have others
+_GET_TIME: Any = getattr(time, "clock_gettime_ns", None)
+
+
+def processor_clock(thread: int) -> Callable[[], int]:
+    """Return the clock of a thread's processor time [ns], by which an emulated program is timed; else of the wall."""
+    return partial(_GET_TIME, _CLOCK_OF(thread)) if _CLOCK_OF else perf_counter_ns
+
+
 DRAWS = ""  # the line of a look where a loop takes its next batch, and lets go of the one before
 
 
@@ -227,20 +245,22 @@ class Sampler:
         Sampler._former, self._stopped = None, True
 
     def _run(self) -> None:
-        before, began, since = self.wall(), -1, 0
+        clock = processor_clock(self._thread) if self._own else self.wall
+        before, began, since = clock(), -1, 0
         for period in chain(repeat(SOON, self._often), repeat(PERIOD)):
             self._sleep(period)
             if self._stopped:
                 return
             place, own = self._look()
-            now, time = self.wall(), self._clock()
+            now, moment = clock(), self._clock()
             lasts, before = now - before, now  # where C code keeps the interpreter, a look comes late
-            began, since = time, since + lasts if time == began else 0  # an emulated clock stands still meanwhile
+            began, since = moment, since if moment == began else 0  # an emulated clock stands still meanwhile
             if place is not None and self._looks and place.cause:
                 self._counts[place] += 1
             elif place is not None and not place.cause and own:
                 line = DRAWS if place.line in self._draws else place.line
-                self.seen.append(Look(time + since if self._own else time - lasts, lasts, line))
+                self.seen.append(Look(moment + since if self._own else moment - lasts, lasts, line))
+            since += lasts
 
     def _look(self) -> tuple[Place | None, bool]:
         """Return where the thread is, and whether that is to be counted."""

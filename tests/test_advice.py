@@ -441,7 +441,7 @@ def test_what_comes_back_later_is_no_warm_up():
     assert "in 2 of 12 steps" in late_batches((0, 1)).evidence
     assert late_batches((0, 1)).change.startswith("timeline.from_batch(2)")
     assert late_batches((3, 9)).change == ""
-    assert "behind only now and then" in late_batches((3, 9)).evidence
+    assert "they have time left, and the loop waits only now and then" in late_batches((3, 9)).evidence
 
 
 def test_start_up_is_paid_once_and_not_judged():
@@ -1077,17 +1077,17 @@ def test_a_window_that_is_not_its_steps_is_told(window, told):
     assert ("a time “a step” below" in advice.judged) is told
 
 
-def on_the_cpu(looks, pause=0):
+def on_the_cpu(looks, pause=0, late=()):
     """Twelve steps of 10 ms, half of each in an operator, after 100 ms of something else; a pause [ms] after each 4th.
 
-    The main thread was seen at `looks`: (ms, for so many ms, line).
+    The main thread was seen at `looks`: (ms, for so many ms, line). Another process had the core after `late` steps.
     """
     now, spans = 100 * 1000 * US, [("main", 0, 100 * 1000 * US, Kind.OPERATOR, {"name": "aten::rand"})]
     for n in range(12):
         end = now + 10_000 * US
         spans.append(("main", now, end, Kind.RANGE, {"name": f"batch {n}: 8 samples", "batch": n}))
         spans.append(("main", now, end - 5_000 * US, Kind.OPERATOR, {"name": "aten::mm"}))
-        now = end + (pause * 1000 * US if n % 4 == 3 else 0)
+        now = end + (pause * 1000 * US if n % 4 == 3 else 0) + (n in late) * 50_000 * US
     timeline = factory.made(*spans)
     seen = tuple(Look(time * 1000 * US, lasts * 1000 * US, line) for time, lasts, line in looks)
     return replace(timeline, context=replace(timeline.context, looks=seen))
@@ -1118,6 +1118,47 @@ def test_work_between_epochs_is_where_the_loop_was_seen_between_them():
     evidence = {finding.kind: finding.evidence for finding in advice}["between-epochs"]
     assert "The loop is at save.py:7 for 120 ms. No other" in evidence
     assert "between-epochs" not in [each.kind for each in lv.advise(on_the_cpu([*before, *within], pause=60))]
+
+
+@pytest.mark.parametrize(("late", "lasts", "times"), [((), 60, "2 times"), ((1, 9), 60, "2 times"), ((), 5, "1 time")])
+def test_only_what_the_program_does_between_steps_is_counted(late, lasts, times):
+    """Twice the core was given to somebody else for 50 ms, or the second pause was short beside the first."""
+    looks = [(20, 90, "prepare.py:3"), *((140 + 50 * (1 in late) + k, 20, "save.py:7") for k in range(0, 60, 20))]
+    looks += [(240 + 50 * (1 in late) + k, 20, "save.py:7") for k in range(0, lasts, 20)]
+    timeline = on_the_cpu(looks, pause=60, late=late)
+    if lasts < 60:  # the second one
+        moved = timeline.start - np.where(timeline.start >= 300_000 * US, (60 - lasts) * 1000 * US, 0)
+        spans = timeline.spans | {"start": moved, "end": timeline.end - timeline.start + moved}
+        timeline = replace(timeline, spans=spans)
+    evidence = {finding.kind: finding.evidence for finding in lv.advise(timeline)}["between-epochs"]
+    assert evidence.startswith(f"{times} in 11 steps")
+
+
+class SlowOrder(torch.utils.data.Sampler):
+    """An epoch's order that takes 30 ms or more to draw."""
+
+    def __iter__(self):
+        order = np.random.default_rng(0).permutation(3_000_000)
+        return iter((order[:128] % 128).tolist())
+
+    def __len__(self):
+        return 128
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("on", "host", "workers"), [("cpu", None, 0), ("cpu", None, 1), ("a100", "auto", 0), ("a100", "auto", 1)]
+)
+def test_what_a_sampler_does_between_two_epochs_is_named_by_its_line(on, host, workers):
+    loader = DataLoader(TensorDataset(torch.zeros(128, 32)), 16, sampler=SlowOrder(), num_workers=workers)
+    with lv.record(on=on, host=host) as recording:
+        net = torch.nn.Linear(32, 32).to("cuda" if host else "cpu")
+        for _ in range(4):
+            for (x,) in loader:
+                backward(net, x.to(net.weight.device))
+    evidence = {finding.kind: finding.evidence for finding in lv.advise(recording.timeline)}["between-epochs"]
+    line = SlowOrder.__iter__.__code__.co_firstlineno + 1
+    assert evidence.startswith("3 times in 31 steps") and f"The loop is at test_advice.py:{line} for" in evidence
 
 
 # What is no part of a step: work between epochs, and a fetch that takes far longer than all others
@@ -1547,7 +1588,9 @@ def test_workers_that_take_longer_to_start_than_they_save_are_told_to_stay(steps
 
     rows = Waits(torch.zeros(8 * steps, 32))
     found = lv.advise(trained(backward, DataLoader(rows, 8, num_workers=2)))[0]
-    pays = re.search(r"to start so many more takes \S+ \S+, which pays from (\d+) steps", found.evidence)
+    pays = re.search(
+        r"to start so many more takes \S+ \S+, as is assumed of this host, which pays from (\d+) steps", found.evidence
+    )
     assert found.kind == "waiting-for-data" and bool(pays) == is_dear and (not pays or int(pays[1]) > steps)
 
 
@@ -1619,3 +1662,317 @@ def test_a_decoder_that_has_the_lock_is_named_where_the_launching_thread_waits_f
     other = beside_a_decoder(gil=False)
     assert lv.summarize(other).step < lv.summarize(timeline).step
     assert "interpreter-lock" not in [each.kind for each in lv.advise(other)]
+
+
+# Copies of what the loop makes itself, which is pageable whatever the loader pins
+
+
+def pictures(take, pin=True):
+    """Return the timeline of 12 steps on pictures of bytes; `take(x)` brings a batch to the GPU."""
+    rows = TensorDataset(torch.arange(12 * 16 * 12288).view(-1, 12288).remainder(255).to(torch.uint8))
+    with lv.record(on="a100", host="workstation") as recording:
+        net = torch.nn.Linear(12288, 64).cuda()
+        for (x,) in DataLoader(rows, 16, pin_memory=pin):
+            backward(net, take(x))
+    return recording.timeline
+
+
+@pytest.mark.parametrize("pin", [True, False])
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda x: (x.float() / 255).to("cuda", non_blocking=True),
+        lambda x: x.view(16, 3, 64, 64).permute(0, 2, 3, 1).float().flatten(1).sub(127).cuda(),
+    ],
+)
+def test_a_tensor_made_just_before_its_copy_is_to_be_made_after_it(take, pin):
+    before = pictures(take, pin)
+    first = lv.advise(before)[0]
+    assert first.kind in ("hidden-sync", "pageable-copy") and "whatever the loader pins" in first.evidence
+    assert first.change.startswith('x = batch.to("cuda", non_blocking=True)')
+    assert "196.6 kB as the loader gives it" in first.evidence
+    after = pictures(lambda x: x.to("cuda", non_blocking=True).float() / 255)
+    gained = lv.summarize(before).step - lv.summarize(after).step
+    assert first.expected_gain.predicted == pytest.approx(gained, rel=0.15)
+    assert gained <= first.expected_gain.per_step * 1.001
+    assert {"hidden-sync", "pageable-copy"}.isdisjoint(each.kind for each in lv.advise(after))
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda x: x.view(16, 3, -1).flatten(1).cuda().float(),  # looked at otherwise: no new tensor
+        lambda x: x.float().pin_memory().to("cuda", non_blocking=True),  # made, and pinned again
+        lambda x: (x.sum(), x.cuda())[1].float(),  # what is made is not what is copied
+        lambda x: (x.double().mean(), x.to(torch.uint8).cuda())[1].float(),
+    ],
+)
+def test_a_copy_of_what_the_loader_gave_is_not_told_to_be_made_later(take):
+    evidence = [each.evidence for each in lv.advise(pictures(take, pin=False))]
+    assert not any("whatever the loader pins" in each for each in evidence)
+
+
+@pytest.mark.parametrize(("maker", "told"), [("aten::_to_copy", True), ("aten::empty_strided", False)])
+def test_in_a_real_trace_the_operators_around_a_conversion_are_no_other_work(maker, told):
+    """There `aten::to` is around the conversion, and a second one around the copy."""
+    spans = []
+    for n in range(12):
+        at = 1000 * n
+        spans += [("main", at * US, (at + 999) * US, Kind.RANGE, {"name": f"batch {n}: 8 samples", "batch": n})]
+        parts = [("aten::to", 0, 300), (maker, 2, 299), ("aten::copy_", 5, 290), ("aten::to", 310, 500)]
+        parts += [("aten::_to_copy", 311, 499), ("aten::copy_", 312, 498)]
+        spans += [
+            ("main", (at + first) * US, (at + last) * US, Kind.OPERATOR, {"name": name}) for name, first, last in parts
+        ]
+        copy = {"batch": n, "nbytes": 1_000_000, "pinned": False, "by": -1}
+        spans += [("main", (at + 320) * US, (at + 490) * US, Kind.API, {"name": "cudaMemcpyAsync"})]
+        spans += [("stream 7", (at + 330) * US, (at + 430) * US, Kind.COPY_H2D, copy)]
+        spans += [("main", (at + 600) * US, (at + 610) * US, Kind.API, {"name": "cudaLaunchKernel"})]
+        spans += [("stream 7", (at + 620) * US, (at + 900) * US, Kind.COMPUTE, {"batch": n, "by": -1})]
+    evidence = [each.evidence for each in lv.advise(factory.made(*spans))]
+    assert any("with aten::_to_copy" in each for each in evidence) is told
+
+
+# What looks for numbers that are none
+
+
+def looking(step, on="a100", count=12):
+    """Return the timeline of `step(net, x)` on batches of a net of eight layers."""
+    host = {} if on == "cpu" else {"host": "workstation"}
+    with lv.record(on=on, **host) as recording:
+        device = "cpu" if on == "cpu" else "cuda"
+        net = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(8))).to(device)
+        for (x,) in DataLoader(rows_of(count=count), 256, pin_memory=device == "cuda"):
+            step(net, x.to(device, non_blocking=True))
+    return recording.timeline
+
+
+def clipped(net, x, **options):
+    backward(net, x)
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0, **options)
+    net.zero_grad()
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("on", ["a100", "cpu"])
+def test_anomaly_detection_is_named_and_nothing_of_it_is_told_once_it_is_off(on):
+    with torch.autograd.detect_anomaly(check_nan=True):
+        before = looking(backward, on)
+    after = looking(backward, on)
+    found = {each.kind: each for each in lv.advise(before)}
+    assert list(found)[on == "cpu" and "cores-taken" in found] == "anomaly-mode"
+    assert "synchronizes-each-step" not in found  # its waits are the same thing
+    if on == "a100":
+        gained = lv.summarize(before).step - lv.summarize(after).step
+        assert 0.1 * lv.summarize(before).step < gained <= found["anomaly-mode"].expected_gain.per_step
+    assert "anomaly-mode" not in [each.kind for each in lv.advise(after)]
+
+
+def test_an_error_for_a_norm_that_is_no_number_is_named():
+    before, after = (looking(functools.partial(clipped, error_if_nonfinite=told), count=40) for told in (True, False))
+    first = next(each for each in lv.advise(before) if "wait" in each.change)
+    assert first.change.startswith("# clip_grad_norm_(..., error_if_nonfinite=False)")
+    assert not any("error_if_nonfinite" in each.change for each in lv.advise(after))
+    gains = [each for each in lv.advise(before) if each.kind == "synchronizes-each-step"]
+    gained = lv.summarize(before).step - lv.summarize(after).step
+    assert all(gained <= each.expected_gain.per_step for each in gains)
+
+
+@pytest.mark.parametrize(
+    ("read", "times", "asks"),
+    [
+        (lambda net, x: bool(torch.logical_or(x.sum().isnan(), x.sum().isinf())), 3, True),
+        (lambda net, x: bool(x.sum().isnan()), 3, True),
+        (lambda net, x: net(x).isnan().float().mean().item(), 3, False),  # a share is no check
+        (lambda net, x: (torch.isnan(x), net(x).sum().item())[1], 3, False),
+        (lambda net, x: torch._is_any_true(x > 1e9).item(), 1, False),  # once a step is no anomaly detection
+    ],
+)
+def test_a_check_is_what_the_host_asks_for_and_no_other_result(read, times, asks):
+    found = lv.advise(looking(lambda net, x: [backward(net, x), *(read(net, x) for _ in range(times))]))
+    assert any("error_if_nonfinite" in each.change for each in found) is asks
+    assert "anomaly-mode" not in [each.kind for each in found]
+
+
+# An iterator of a DataLoader that is begun for each batch
+
+
+def anew(loader):
+    for _ in range(16):
+        yield next(iter(loader))[0]
+
+
+def beside(loader):
+    for (x,) in DataLoader(rows_of(count=16), 256):
+        yield torch.cat([x, next(iter(loader))[0]])
+
+
+def epochs(loader):
+    for _ in range(8):
+        for (x,) in loader:
+            yield x
+
+
+def sometimes(loader):
+    for step, (x,) in enumerate(DataLoader(rows_of(count=16), 256)):
+        yield x
+        if step % 5 == 4:
+            yield next(iter(loader))[0]
+
+
+class Nested(TensorDataset):
+    def __getitem__(self, index):
+        return next(iter(DataLoader(super().__getitem__(index)[0], 4))), index
+
+
+@pytest.mark.parametrize("on", ["a100", "cpu"])
+@pytest.mark.parametrize(
+    ("take", "count", "options", "told"),
+    [
+        (anew, 12, {}, True),
+        (anew, 12, {"num_workers": 1, "persistent_workers": True}, True),
+        (anew, 12, {"num_workers": 1}, True),  # and its workers, too
+        (beside, 12, {}, True),
+        (epochs, 1, {}, False),  # all of its batches are taken
+        (epochs, 2, {"num_workers": 1, "persistent_workers": True}, False),
+        (sometimes, 12, {}, False),
+        (lambda loader: (x for (x,) in loader), 12, {}, False),
+        (lambda loader: (x for (x,), _ in zip(loader, loader, strict=True)), 12, {}, False),
+    ],
+)
+def test_an_iterator_that_is_begun_for_each_batch_is_named_by_its_line(take, count, options, told, on):
+    with lv.record(on=on, **({} if on == "cpu" else {"host": "workstation"})) as recording:
+        net = torch.nn.Linear(32, 32).to("cpu" if on == "cpu" else "cuda")
+        for x in take(DataLoader(rows_of(count=count), 256, **options)):
+            backward(net, x.to(net.weight.device))
+    found = [each for each in lv.advise(recording.timeline) if each.kind not in ("cores-taken", "between-epochs")]
+    kinds = [each.kind for each in found]
+    assert ("restarts-iterator" in kinds) is told
+    if told:
+        line = take.__code__.co_firstlineno + 2
+        assert kinds[0] == "restarts-iterator" and f"test_advice.py:{line} begins" in found[0].evidence
+        assert "restarts-workers" not in kinds and "/" not in recording.timeline.context.faults[0]
+
+
+def test_a_loader_within_a_data_set_begins_no_iterator_of_the_loop():
+    rows = Nested(torch.zeros(64, 4, 32))
+    first = lv.advise(trained(backward, ((x.flatten(0, 1),) for x, _ in DataLoader(rows, 4))))
+    assert "restarts-iterator" not in [each.kind for each in first]
+
+
+# Two loaders in a step, with workers and without
+
+
+class Costs(TensorDataset):
+    def __init__(self, cost, count):
+        super().__init__(torch.zeros(count, 32))
+        self.cost = cost
+
+    def __getitem__(self, index):
+        with lv.costs(self.cost):
+            return super().__getitem__(index)
+
+
+def both(costs, workers, on="a100"):
+    with lv.record(on=on, **({} if on == "cpu" else {"host": "workstation"})) as recording:
+        net = torch.nn.Linear(32, 32).to("cpu" if on == "cpu" else "cuda")
+        loaders = (
+            DataLoader(Costs(cost, 8 * 24), 8, num_workers=number) for cost, number in zip(costs, workers, strict=True)
+        )
+        for (x,), (u,) in zip(*loaders, strict=True):
+            backward(net, torch.cat([x.to(net.weight.device), u.to(net.weight.device)]))
+    return recording.timeline
+
+
+@pytest.mark.parametrize(
+    ("costs", "workers", "kind", "then"),
+    [
+        ((2e-4, 2e-4), (2, 0), "fetch-in-loop", (2, None)),
+        ((1e-5, 2e-4), (2, 0), "fetch-in-loop", (2, None)),
+        ((2e-4, 1e-5), (2, 0), "waiting-for-data", (None, 0)),
+        ((1e-5, 2e-4), (0, 1), "waiting-for-data", (0, None)),
+        ((2e-4, 2e-4), (1, 1), "waiting-for-data", (None, None)),
+    ],
+)
+def test_of_loaders_that_are_not_alike_a_change_has_a_bound_and_no_prediction(costs, workers, kind, then):
+    before = both(costs, workers)
+    first = next(each for each in lv.advise(before) if each.kind not in ("start-up", "short-window"))
+    gain = first.expected_gain
+    assert first.kind == kind and gain.predicted is None
+    assert "that was not replayed: a replay has one DataLoader" in gain.basis
+    after = both(costs, [first.parameters["workers"] if number is None else number for number in then])
+    gained = lv.summarize(before).step - lv.summarize(after).step
+    assert gain.per_step / 2 < gained <= 1.02 * gain.per_step
+    with pytest.raises(lv.LoadervizError, match="replays one DataLoader"):
+        lv.what_if(before, workers=4)
+    with pytest.raises(lv.LoadervizError, match="resident=True"):
+        lv.what_if(before, resident=True)
+    assert lv.what_if(before, gpu="t4").duration
+
+
+def test_of_loaders_that_are_both_in_the_loop_each_gets_workers():
+    before = both((2e-4, 1e-4), (0, 0))
+    first = lv.advise(before)[0]
+    assert first.kind == "fetch-in-loop" and first.change.endswith("# each that the loop takes batches from")
+    gained = lv.summarize(before).step - lv.summarize(both((2e-4, 1e-4), [first.parameters["workers"]] * 2)).step
+    assert gained == pytest.approx(first.expected_gain.predicted, rel=0.15)
+
+
+def test_a_loader_of_a_validation_does_not_make_a_step_one_of_two():
+    def batches():
+        for step, (x,) in enumerate(DataLoader(rows_of(count=24), 256, num_workers=1)):
+            yield (x,)
+            if step % 8 == 7:
+                yield from DataLoader(rows_of(count=2), 256)
+
+    assert len(Evidence(trained(backward, batches())).loaders) == 1
+
+
+# A loop with a thread of its own that takes the batches
+
+
+def through_a_thread(loader):
+    given = queue.Queue(2)
+
+    def take():
+        for batch in loader:
+            given.put(batch)
+        given.put(None)
+
+    threading.Thread(target=take, daemon=True).start()
+    while (batch := given.get()) is not None:
+        yield batch
+
+
+class Sleeps(TensorDataset):
+    def __getitem__(self, index):
+        time.sleep(2e-3)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("wait", "steps"), [(0, None), (2, None), (2, 6)])
+def test_a_loop_whose_own_thread_takes_the_batches_has_steps(wait, steps):
+    with lv.record(on="cpu", wait=wait, steps=steps) as recording:
+        net = torch.nn.Linear(32, 32)
+        optimizer = torch.optim.SGD(net.parameters())
+        for (x,) in through_a_thread(DataLoader(Sleeps(torch.zeros(16 * 4, 32)), 4)):
+            backward(net, x)
+            optimizer.step()
+    summary = lv.summarize(recording.timeline)
+    assert summary.batches == (steps or 16 - max(1, wait))
+    assert summary.step > 4e6  # of 8 ms that a batch sleeps
+    found = {each.kind: each for each in lv.advise(recording.timeline)}["other-work-in-loop"]
+    line = through_a_thread.__code__.co_firstlineno + 9
+    assert f"test_advice.py:{line} takes" in found.evidence and "this line may wait for it" in found.evidence
+    assert found.expected_gain.predicted is None
+
+
+def test_a_loop_beside_whose_thread_another_loader_runs_counts_its_own_batches():
+    rows = rows_of(count=12)
+    with lv.record(on="cpu") as recording:
+        net = torch.nn.Linear(32, 32)
+        optimizer = torch.optim.SGD(net.parameters())
+        for (x,), _ in zip(DataLoader(rows, 256), through_a_thread(DataLoader(rows, 128)), strict=False):
+            backward(net, x)
+            optimizer.step()
+    assert lv.summarize(recording.timeline).batches == 11

@@ -1,14 +1,19 @@
 """Where a thread is: seen at once, since it goes on while it is looked at."""
 
+import bisect
+import copy
 import gc
+import io
 import json
 import linecache
 import os
 import re
 import signal
 import sys
+import tarfile
 import threading
 import weakref
+import zipfile
 import zlib
 from collections import Counter
 from itertools import pairwise
@@ -16,7 +21,7 @@ from time import perf_counter, sleep, thread_time
 from types import SimpleNamespace
 
 import pytest
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, Subset, random_split
 
 from loaderviz import stations
 from loaderviz.timeline import Cause
@@ -235,7 +240,7 @@ def test_looks_while_an_emulated_clock_stands_still_follow_each_other():
     sampler.stop()
     first = [look for look in sampler.seen if look.time < 10**15]
     assert len(first) > 2 and first[0].time == 7
-    assert all(late.time - early.time == late.lasts for early, late in pairwise(first))
+    assert all(late.time - early.time == early.lasts for early, late in pairwise(first))
 
 
 def test_a_look_that_comes_late_stands_for_the_time_before_it():
@@ -305,3 +310,70 @@ def test_whether_garbage_is_collected_is_as_before(monkeypatch, enabled):
 
 def test_an_empty_stack_is_nowhere():
     assert stations.stack_of(0) == [] and stations.place_of([]) is None and not stations.is_own([])
+
+
+class Order(Sampler):
+    """Rows in an order that takes a while, of which a loop without workers is seen in the last line."""
+
+    def __iter__(self):
+        total = 0
+        for number in range(400_000):
+            total += number
+        return iter([total % 4] * 4)
+
+    def __len__(self):
+        return 4
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_sampler_that_works_is_seen_in_its_line(own):
+    looks = stations.Sampler(own=own)
+    list(DataLoader([1, 2, 3, 4], 2, sampler=Order()))
+    looks.stop()
+    first = Order.__iter__.__code__.co_firstlineno
+    lines = {f"{__file__}:{first + row}" for row in range(1, 5)}
+    assert sum(look.lasts for look in looks.seen if look.line in lines) > 0
+
+
+@pytest.mark.parametrize("opener", [tarfile.open, zipfile.ZipFile])
+@pytest.mark.parametrize("helper", [copy.copy, os.path.join, bisect.bisect])
+def test_what_reads_an_archive_is_reading_whatever_module_helps_it(opener, helper, tmp_path):
+    """`tarfile` copies what it knows of a member with `copy`, which would be code of the data set."""
+    stacks = []
+
+    class Watched(io.FileIO):
+        def readinto(self, buffer):
+            stacks.append(stations.stack_of())
+            return super().readinto(buffer)
+
+        def read(self, *size):
+            stacks.append(stations.stack_of())
+            return super().read(*size)
+
+    class Members(Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return len((archive.extractfile if opener is tarfile.open else archive.open)(f"{index}.bin").read())
+
+    path = tmp_path / "members"
+    if opener is tarfile.open:
+        with tarfile.open(path, "w") as archive:
+            for index in range(2):
+                archive.addfile(known := tarfile.TarInfo(f"{index}.bin"), io.BytesIO())
+                assert known.size == 0
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            for index in range(2):
+                archive.writestr(f"{index}.bin", b"x" * 100)
+    with Watched(path) as file:
+        archive = opener(fileobj=file) if opener is tarfile.open else opener(file)
+        stacks.clear()
+        list(DataLoader(Members(), None))
+    code = getattr(helper, "__code__", None) or os.path.split.__code__
+    names = vars(sys.modules[helper.__module__]) if hasattr(helper, "__code__") else {"__name__": "_bisect"}
+    inside = [stack[1:] for stack in stacks]
+    places = {stations.place_of([stations.Call(code, 1, names), *stack]) for stack in inside}
+    line = Members.__getitem__.__code__.co_firstlineno + 1
+    assert places == {(Cause.READ, f"{__file__}:{line}")}

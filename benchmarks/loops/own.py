@@ -162,6 +162,41 @@ def short_epochs(persistent: bool = False, workers: int = 4, **_: Any) -> None:
             net(x.to(device, non_blocking=True)).mean().backward()
 
 
+@case("restarts-iterator", hosts=("workstation", "cpu"), line="ANEW")
+def iterator_for_each_batch(repaired: bool = False, **_: Any) -> None:
+    """Each step begins an iterator of its own, for which 200,000 rows are shuffled."""
+    loader, device = DataLoader(TensorDataset(torch.zeros(200_000, 32)), 32, shuffle=True), case_device()
+    net, kept = network(32, 32).to(device), iter(loader)
+    for _ in range(24):
+        if not repaired:
+            kept = iter(loader)
+        (x,) = next(kept)  # ANEW
+        net(x.to(device)).mean().backward()
+
+
+@case("hidden-sync", hosts=EMULATED, line="MADE")
+def floats_made_in_the_loop(repaired: bool = False, **_: Any) -> None:
+    """The loader pins bytes, and the loop makes floats of them before it copies them."""
+    data = TensorDataset(torch.zeros(24 * 32, 3 * 128 * 128, dtype=torch.uint8))
+    device, net = case_device(), network(3 * 128 * 128, 64).to(case_device())
+    for (x,) in DataLoader(data, 32, pin_memory=True):
+        if repaired:
+            x = x.to(device, non_blocking=True).float() / 255
+        else:
+            x = (x.float() / 255).to(device, non_blocking=True)  # MADE
+        net(x).mean().backward()
+
+
+@case("anomaly-mode", hosts=("workstation", "cpu"))
+def looks_for_nan(repaired: bool = False, **_: Any) -> None:
+    """Anomaly detection was left on."""
+    device, data = case_device(), TensorDataset(torch.zeros(32 * 16, 64))
+    net = network(64, 64, layers=8).to(device)
+    with torch.autograd.set_detect_anomaly(not repaired):
+        for (x,) in DataLoader(data, 16, pin_memory=device == "cuda"):
+            net(x.to(device, non_blocking=True)).mean().backward()
+
+
 @case("workers-cost-more", hosts=EMULATED)
 def features_in_columns(workers: int = 2, **_: Any) -> None:
     """Each sample has twenty short tensors: to send a batch of them takes far longer than to make it."""

@@ -43,11 +43,13 @@ FindingKind = Literal[
     "cold-cache",  # files come from the disk itself, and not from the memory in which they are kept once read
     "workers-cost-more",  # the loop would make a batch sooner than it takes one from them
     "restarts-workers",  # worker processes are started anew, as in each epoch
+    "restarts-iterator",  # one is begun for each batch
     "outlier-fetch",  # one fetch takes far longer than all others
     "unsharded-iterable",  # each worker gives all samples
     # the loop's own thread
     "interpreter-lock",  # another thread runs Python, and this one waits for it
     "synchronizes-each-step",  # .item(), print or a synchronise
+    "anomaly-mode",  # each gradient is looked at for NaN
     "allocates-in-loop",  # cudaMalloc, cudaFree, page-locking
     "memory-grows",  # cudaMalloc again and again, and nothing is given back; or a worker needs more, batch by batch
     "swaps",  # the machine's memory is full

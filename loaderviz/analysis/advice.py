@@ -17,6 +17,8 @@ import numpy as np
 from loaderviz import intervals, words
 from loaderviz.analysis import NO_GAIN, WORTH_IT, Advice, Finding, FindingKind, Gain, Subject, is_worth_it
 from loaderviz.analysis.evidence import (
+    ANOMALY,
+    FINITE,
     MASKS,
     READING,
     Evidence,
@@ -37,7 +39,7 @@ from loaderviz.analysis.trials import Trials
 from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
-from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, on_device
+from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, on_device, on_workers
 from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
 from loaderviz.vendors import PAGE_FAULTS, Api
 
@@ -99,11 +101,13 @@ _MEMORY = Subject((Kind.WAIT,), (Cause.ALLOCATION, Cause.PAGE_LOCKING))
 _COLLECTIVES = Subject((Kind.COMMUNICATION,))
 
 
-def pageable_copy(facts: Evidence) -> Finding | None:
+def pageable_copy(facts: Evidence) -> Found:
     """Copies to the GPU from pageable memory: they go through a staging buffer and block the host (R1, R7)."""
-    copies = facts.batch_copies & (facts.timeline.pinned == 0) & ~facts.in_dataset
+    copies, (made, makers) = facts.pageable, facts.converted
     if not copies.any():
         return None
+    if 2 * _carried(facts, made) > _carried(facts, copies):
+        return _converted(facts, made, makers)
     left, known = _if_pinned(facts, copies)
     taking = (
         facts.loop & facts.timeline.named(HAND_OUT.__eq__) & bool(facts.lanes_of("worker"))
@@ -115,7 +119,7 @@ def pageable_copy(facts: Evidence) -> Finding | None:
     )
     gain = facts.bound(direct, what, copies, left, host=inside)
     blocked = facts.waiting(Cause.STAGING) & intervals.covers(inside, facts.first)
-    alone = facts.fetching.any()
+    alone = facts.fetching.any() and not facts.unlike_loaders
     unasked = bool(blocked.any()) and not facts.synchronizes(copies).any()
     staging = f"; the host is blocked in staging for {duration(facts, facts.length(blocked))}" if blocked.any() else ""
     number = facts.workers_for(gain) if alone else None
@@ -133,6 +137,38 @@ def pageable_copy(facts: Evidence) -> Finding | None:
         {"pinned": True} | ({"workers": number} if number else {}),
         subject=_PAGEABLE,
     )
+
+
+def _carried(facts: Evidence, copies: Mask) -> int:
+    return int(facts.timeline.nbytes[copies].clip(1).sum())
+
+
+def _converted(facts: Evidence, copies: Mask, makers: Mask) -> Tried:
+    """What is copied is a new tensor, made by `.float()` or arithmetic in the loop: that the loader pins is no help."""
+    fetched = facts.timeline.nbytes[facts.fetches & (facts.timeline.nbytes > 0)]
+    size = _carried(facts, facts.batch_copies) / max(1, facts.steps or 1)
+    shrink = min(1.0, float(fetched.mean()) / size) if len(fetched) and facts.steps else 1.0
+    left, known = _if_pinned(facts, copies)
+    begins = np.minimum(facts.first + facts.launch_time, facts.last)[makers]  # they are still launched then
+    making = intervals.union(begins, facts.last[makers])
+    inside = either(facts.copying(copies), facts.covered(makers))
+    direct = intervals.length(either(facts.covered(copies), inside))
+    what = "the copies, the calls that block for them, and what makes their tensors"
+    gain = facts.bound(direct, what, copies, left * shrink, host=inside)
+    unasked = facts.waiting(Cause.STAGING).any() and not facts.synchronizes(copies).any()
+    names = " and ".join(names_of(facts, makers)[:2])
+    less = f"; a batch has {words.size(size * shrink)} as the loader gives it" if shrink < 1 else ""
+    finding = Finding(
+        "hidden-sync" if unasked else "pageable-copy",
+        f"{describe_copies(facts, copies, 'pageable ')}, {where(facts, copies)}: they carry new tensors that the loop "
+        f"makes on the host just before, with {names}, {duration(facts, facts.length(makers))}. A new tensor is "
+        f"pageable, whatever the loader pins{less}{known}",
+        'x = batch.to("cuda", non_blocking=True)  # as it comes from DataLoader(..., pin_memory=True)\n'
+        "x = x.float()  # and the arithmetic, on the GPU: after the copy",
+        gain,
+        subject=_PAGEABLE,
+    )
+    return finding, facts.removal(making, shrink=shrink, pinned=True)
 
 
 def cuda_in_dataset(facts: Evidence) -> Found:
@@ -202,6 +238,8 @@ def wide_dtype(facts: Evidence) -> Found:
     copies, faults = facts.batch_copies, facts.timeline.context.faults
     if not (copies.any() and {"wide-dtype", "float64"} & {*faults}):
         return None
+    if 2 * _carried(facts, facts.converted[0]) > _carried(facts, copies):  # made by the loop: told of it
+        return None
     if "wide-dtype" in faults:
         less, part = 3 / 4, "three quarters of the copies"
         seen = "all values would fit into a byte, as they are or times 255"
@@ -218,8 +256,33 @@ def wide_dtype(facts: Evidence) -> Found:
     return Finding("wide-dtype", told, change, gain, subject=_COPIES), facts.removal(shrink=share)
 
 
+def restarts_iterator(facts: Evidence) -> Finding | None:
+    """A new iterator is begun for each batch: its order is drawn, workers fetch ahead, and all of that is left."""
+    timeline, line = facts.timeline, facts.fault("restarts-iterator")
+    if line is None or not facts.steps:
+        return None
+    asks = facts.loop & (facts.handing_out | on_workers(timeline))
+    does = facts.loop & timeline.where(Kind.OPERATOR, Kind.API, Kind.WAIT, Kind.FETCH, Kind.PIN)
+    other = intervals.subtract(facts.judged, facts.covered(does))
+    time = either(either(facts.getting, facts.covered(asks)), other)
+    gain = facts.bound(
+        intervals.length(time), "all that loading takes, and what is outside of torch", host=time, supply=False
+    )
+    drawn = "and workers fetch ahead what nobody takes" if facts.lanes_of("worker") else "of all samples"
+    return Finding(
+        "restarts-iterator",
+        f"{line or 'the loop'} begins a new iterator of a DataLoader for each batch or two: each time the order is "
+        f"drawn anew, {drawn}. Loading, and what is outside of torch, take {duration(facts, intervals.length(time))}",
+        "batches = iter(loader)  # once; then next(batches) in each step, and iter(loader) again after StopIteration",
+        gain,
+        subject=_DATA,
+    )
+
+
 def restarts_workers(facts: Evidence) -> Finding | None:
     """Worker processes that are started again, as in each epoch, and then the first batch is waited for."""
+    if facts.fault("restarts-iterator") is not None:
+        return None
     starts = facts.timeline.named(WORKER_START.match)
     lines = facts.timeline.source
     if (lines[starts] >= 0).all():  # else nobody knows whose workers they are
@@ -495,9 +558,10 @@ def _starting(facts: Evidence, number: int | None, gain: Gain) -> str:
     if more <= gain.ns:
         return ""
     pays = math.ceil(more * facts.steps / gain.ns)
+    known = " as is assumed of this host" if timeline.context.origin == "emulated" else " as it took here"
     return (
-        f"; to start so many more takes {words.duration(more)}, which pays from {pays:,} steps an epoch on, or with "
-        "persistent_workers=True"
+        f"; to start so many more takes {words.duration(more)},{known}, which pays from {pays:,} steps an epoch on, "
+        "or with persistent_workers=True"
     )
 
 
@@ -514,14 +578,14 @@ def fetch_in_loop(facts: Evidence) -> Finding | None:
     floors = facts.device_floor(), facts.host_floor(work)
     gain = facts.gain(length, "what the main thread fetches and pins", *floors, facts.workers_floor())
     idle = intervals.length(intervals.intersect(work, facts.idle))
-    number = facts.workers_for(gain)
+    number, each = facts.workers_for(gain), "  # each that the loop takes batches from" * (len(facts.loaders) > 1)
     pins = " and pins" if (facts.timeline.kind[fetching] == Kind.PIN).any() else ""
     return Finding(
         "fetch-in-loop",
         f"the main thread fetches{pins} the batches itself, {duration(facts, length)} ({where(facts, fetching)})"
         f"{f'; the GPU is idle for {duration(facts, idle)} of it' if facts.here.any() else ''}"
         f"{_at_line(facts)}{_room(facts, number)}{too_slow(facts, *floors)}",
-        f"loader = DataLoader(..., num_workers={number or '...'}{_pin(facts)})",
+        f"loader = DataLoader(..., num_workers={number or '...'}{_pin(facts)}){each}",
         gain,
         _workers(facts, number),
         subject=Subject((Kind.FETCH, Kind.PIN)),
@@ -614,7 +678,7 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
     taking = either(facts.covered(facts.waiting(Cause.DATA)), facts.covered(facts.loop & facts.handing_out))
     taking = intervals.subtract(taking, facts.covered(facts.fetching))  # of another loader, which has no workers
     time, making = intervals.length(taking), round(fetch * (facts.steps or 0))
-    if not (number and making) or time <= making:
+    if not (number and making) or time <= making or facts.unlike_loaders:  # which one's it is, is not known then
         return None
     gain = facts.gain(time, "what the loop waits for workers, and takes from them", facts.device_floor())
     return Finding(
@@ -730,6 +794,10 @@ _SYNCHRONIZES = {  # what to change, by what the host waits for
         "# leave results on the GPU and bring them once, after the loop, such as: total += loss.detach()\n"
         "# or compute and read them in every 20th step only"
     ),
+    "finite": (
+        "# clip_grad_norm_(..., error_if_nonfinite=False), which is the default: to raise an error at once, the host\n"
+        "# waits in each step. So it does for `if loss.isnan()`: look in every 100th step only, or after the loop"
+    ),
     "": "# no torch.cuda.synchronize() in the loop: a stream keeps its order by itself",
 }
 
@@ -739,12 +807,15 @@ def synchronizes_each_step(facts: Evidence) -> Found:
     calls, results = facts.synchronizes(None), facts.mask(Kind.COPY_D2H) & ~facts.migrations
     if not calls.any():  # a plain cudaMemcpy waits itself
         calls = facts.calls(results & (facts.timeline.end <= facts.timeline.end[facts.launched_by]))
+    calls &= ~facts.asking(calls, ANOMALY)  # it has a finding of its own
+    results &= ~facts.launched(facts.asking(facts.calls(results), ANOMALY))
     count, steps = int(calls.sum()), facts.steps
     if count < max(2, (steps or 4) / 2):
         return None
     waits = calls | facts.calls(results)
     inside = either(facts.covered(waits), facts.around(READING, calls))
-    mates = facts.line_mates(waits)  # such as a norm, which is computed only to be read
+    checks = 2 * facts.asking(calls, FINITE).sum() > count
+    mates = facts.operating(FINITE) if checks else facts.line_mates(waits)  # a norm that is computed only to be read
     host, work = mates & facts.loop, mates & facts.here
     free = either(inside, facts.in_lines(host))
     direct = facts.idle_beside(free) + facts.length(work) + facts.exposed(results)
@@ -753,6 +824,7 @@ def synchronizes_each_step(facts: Evidence) -> Found:
     reads, made = int(results.sum()), facts.operators_of(calls).most_common(1)
     told = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
     asked = "mask" if made and made[0][0] in MASKS else "result" if reads or (made and made[0][0] in READING) else ""
+    asked = "finite" if checks else asked
     told = told if reads else "no copy of a result is seen" if asked else "no result is brought to the host by them"
     told += "".join(f"; {often:,} of the waits {'is' if often == 1 else 'are'} in {name}" for name, often in made)
     finding = Finding(
@@ -764,6 +836,27 @@ def synchronizes_each_step(facts: Evidence) -> Found:
         subject=Subject((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
     )
     return finding, facts.removal(either(inside, facts.covered(host)), waits | mates)
+
+
+def anomaly_mode(facts: Evidence) -> Finding | None:
+    """Anomaly detection is on: each gradient is looked at, and each operator forward keeps the stack of its call."""
+    checks = facts.loop & facts.timeline.named(ANOMALY.__contains__) & (facts.last > facts.first)
+    count, waits = int(checks.sum()), facts.length(facts.synchronizes(None))
+    if count < 2 * (facts.steps or 1):  # one is the program's own
+        return None
+    what, floor = "all but the loading", Floor(intervals.length(facts.getting), "loading")
+    if facts.here.any():
+        what, floor = "all but the GPU's work", facts.device_floor(facts.operating(ANOMALY) & facts.here, 0)
+    for_it = f", and the loop waits for the GPU, {words.duration(waits)} in all" if waits else ""
+    return Finding(
+        "anomaly-mode",
+        f"anomaly detection is on: {words.count(count, 'gradient')}{a_step(count, facts.steps)}, "
+        f"{'is' if count == 1 else 'are'} looked at for NaN ({where(facts, checks)}){for_it}. In the forward pass each "
+        "operator keeps the stack of its call, too; what that takes is in its own time, and not told apart",
+        "torch.autograd.set_detect_anomaly(False)  # on only while you look for a NaN",
+        facts.gain(facts.window, what, floor),
+        subject=Subject((Kind.OPERATOR,)),
+    )
 
 
 def allocates_in_loop(facts: Evidence) -> Finding | None:
@@ -899,15 +992,32 @@ def uneven_steps(facts: Evidence) -> Finding | None:
     )
 
 
+def _breaks(facts: Evidence) -> tuple[Intervals, int]:
+    """Return when the loop does other work than steps, and how often; not where another process had the core so long.
+
+    That is known on the GPU, and on the CPU where a batch is evaluated, or a line of the program was seen for most of
+    it. What is short beside the longest is not counted: a step that was a little late.
+    """
+    breaks = facts.marked.breaks(facts.start, facts.end) if len(facts.outside) else facts.outside
+    steps = facts.timeline.start[facts.marks]
+    place, lasts = np.searchsorted(steps, breaks[:, 0], side="right"), breaks[:, 1] - breaks[:, 0]
+    known = np.full(len(breaks), facts.here.any())
+    if not facts.here.any():
+        evaluated = np.searchsorted(steps, facts.timeline.start[facts.marked.evaluated], side="right")
+        known |= np.isin(place, evaluated) | (facts.seen_within(breaks) > MOST_OF_IT * lasts)
+    each = np.bincount(place, lasts * known, len(steps) + 1)
+    told = known & (each[place] >= IN_LINE * each.max(initial=0))
+    return breaks[told], len(np.unique(place[told]))
+
+
 def between_epochs(facts: Evidence) -> Finding | None:
     """What the loop does besides its steps, such as validation or a checkpoint: no step is charged for it."""
-    breaks = facts.marked.breaks(facts.start, facts.end) if len(facts.outside) else facts.outside
+    breaks, count = _breaks(facts)
     time = intervals.length(breaks)
     if not time or facts.unseen:
         return None
     computing = device_sets(facts.timeline, facts.start, facts.end, facts.device)["kernels"]
     work = intervals.length(intervals.intersect(breaks, computing))
-    count = len(np.unique(np.searchsorted(facts.timeline.start[facts.marks], breaks[:, 0])))
     longest = breaks[np.argmax(breaks[:, 1] - breaks[:, 0])].tolist()
     lines, seen, idle, less = lines_of(facts, breaks), facts.seen_lines(breaks), "", ""
     if seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
@@ -917,14 +1027,12 @@ def between_epochs(facts: Evidence) -> Finding | None:
         less = f", less {words.duration(work)} in which kernels run"
     else:
         lines = seen
-        if not len(facts.marked.evaluated) and (not lines or lines[0][1] < MOST_OF_IT * time):
-            return None  # another process may have had the processor for so long
     told = ", ".join(f"at {line} for {words.duration(ns)}" for line, ns in lines[:3] if ns >= IN_LINE * time)
     return Finding(
         "between-epochs",
         f"{count:,} {'time' if count == 1 else 'times'} in {words.count(len(facts.marks), 'step')} the loop does other "
-        f"work than steps, such as validation, a checkpoint or a report: {words.duration(time)} in all{idle}; the "
-        f"longest part takes {words.duration(longest[1] - longest[0])}, at "
+        "work than steps, such as validation, a checkpoint, a report or a sampler: "
+        f"{words.duration(time)} in all{idle}; the longest part takes {words.duration(longest[1] - longest[0])}, at "
         f"{words.duration(longest[0] - facts.timeline.begin)}{f'. The loop is {told}' if told else ''}. No other "
         "finding counts this time",
         "# do it less often, or let the next steps run meanwhile: save a copy in a thread, read losses once at the end",
@@ -971,11 +1079,17 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
     if time < IN_LINE * window:
         return None
     gain = facts.gain(other, "what the main thread does outside of torch and of its loader", Floor(0, ""))
+    told, change = "no loading", f"# do what stands in {line} less often, or in another thread or process"
+    if facts.fault("loader-in-thread") is not None:
+        told = "no loading that is seen; another thread takes a DataLoader's batches, and this line may wait for it"
+        change = f"# if {line} waits for that thread: DataLoader(..., num_workers=...) in place of it, or for it"
+    else:  # what is not done takes no time; a wait may be for what takes as long elsewhere
+        gain = replace(gain, predicted=facts.per_step(time))
     return Finding(
         "other-work-in-loop",
-        f"{line} takes {duration(facts, time)} of the main thread's time: it is no operator of torch and no loading",
-        f"# do what stands in {line} less often, or in another thread or process",
-        replace(gain, predicted=facts.per_step(time)),
+        f"{line} takes {duration(facts, time)} of the main thread's time: it is no operator of torch and {told}",
+        change,
+        gain,
         subject=Subject(time="outside"),
     )
 
@@ -1087,6 +1201,7 @@ def host_bound(facts: Evidence) -> Found:
     split = ", ".join(f"{words.duration(time)} {name}" for name, time in parts.items() if time)
     split += f"; first calls, {words.duration(first)}, are left out" if first else ""
     overlap = copy_not_hidden(facts) or pageable_copy(facts)
+    overlap = overlap[0] if isinstance(overlap, tuple) else overlap
     hides = overlap is not None and is_worth_it(overlap.expected_gain, facts.window)
     pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
     gap, place = longest_gap(facts)
@@ -1094,7 +1209,9 @@ def host_bound(facts: Evidence) -> Found:
     change = f"# see what the host does {place or 'in the longest gap'}; the GPU has no work then"
     launches = mean < launching < LAUNCH and idle > 2 * parts["outside torch"]
     if launches and waits.any():
-        change = WAITS_INSIDE.format(line_of(facts, int(np.argmax(waits))))
+        change, asking = WAITS_INSIDE.format(line_of(facts, int(np.argmax(waits)))), waits & facts.does(Api.SYNCHRONIZE)
+        if 2 * facts.asking(asking, FINITE).sum() > asking.sum():
+            change = f"{_SYNCHRONIZES['finite']}\n{change}"
     elif launches:
         change, asks = REPLAY, {"graphs": True}
     singly, at_once = _one_by_one(facts, count)
@@ -1253,7 +1370,7 @@ def _pin_thread_is_full(facts: Evidence) -> bool:
 
 
 def _workers(facts: Evidence, number: int | None) -> dict[str, Any]:
-    return {"workers": number} | ({"pinned": True} if facts.summary.busy else {}) if number else {}
+    return {"workers": number} | ({"pinned": True} if _pin(facts) else {}) if number else {}
 
 
 def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | None]:
@@ -1296,11 +1413,14 @@ def _seldom(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
         return f"{seen}{late}, and some batches take far longer", "loader = DataLoader(..., prefetch_factor=4)"
     if not few and facts.length(waits) > OFTEN_BEHIND * facts.window:
         return f"{seen}, and still the loop waits in most steps: for a while before them they did not fetch", ""
-    return f"{seen}{late}, so they are behind only now and then, as at the beginning of an epoch", ""
+    return (
+        f"{seen}{late}: they have time left, and the loop waits only now and then, as at the beginning of an epoch",
+        "",
+    )
 
 
 def _pin(facts: Evidence) -> str:
-    return ", pin_memory=True" if facts.summary.busy else ""
+    return ", pin_memory=True" if facts.summary.busy and not facts.unlike_loaders else ""
 
 
 def too_slow(facts: Evidence, *floors: Floor) -> str:
@@ -1337,10 +1457,12 @@ FINDINGS = (
     fetch_in_loop,
     waiting_for_data,
     interpreter_lock,
+    anomaly_mode,
     synchronizes_each_step,
     many_small_copies,
     allocates_in_loop,
     resident,
+    restarts_iterator,
     restarts_workers,
     communication_exposed,
     late_rank,
@@ -1453,6 +1575,7 @@ _Rule = tuple[_Test, _Test, bool]  # which finding is later than which, and whet
 _SOONER: tuple[_Rule, ...] = (
     (lambda one: one.kind != "late-rank", lambda one: one.kind == "late-rank", False),
     (lambda one: one.kind in LARGE, lambda one: one.kind not in (*LARGE, *AS_LARGE), False),
+    (lambda one: one.kind not in AS_LARGE, lambda one: one.kind == "restarts-iterator", False),
     (lambda one: one.kind in LOADS, lambda one: one.kind in LINES, False),
     (lambda one: one.kind in LOADS and not one.parameters, lambda one: one.kind == "workers-cost-more", True),
     (lambda one: not one.change, lambda one: one.kind not in LARGE and bool(one.change), False),

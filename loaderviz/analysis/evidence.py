@@ -61,7 +61,15 @@ CALLERS = {  # of collectives, by a range around their launch: the first that is
 }
 READING = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 MASKS = "aten::nonzero", "aten::masked_select"  # what they give has a size that the host must know
+FINITE = ("aten::isnan", "aten::isinf", "aten::isfinite", "aten::logical_or")  # as clip_grad_norm_ asks for an error
+ANOMALY = ("aten::_is_any_true",)  # so anomaly detection looks at each gradient
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
+# What makes a new tensor of a batch, and could as well on the GPU; and what leads to it, or only looks at it otherwise
+CONVERTS = {f"aten::{name}" for name in ("_to_copy", "div", "mul", "sub", "add", "rsub", "clone", "clamp", "neg")}
+CONVERTS |= {f"{name}_" for name in CONVERTS}
+VIEWS = {
+    f"aten::{name}" for name in ("to", "contiguous", "view", "reshape", "permute", "transpose", "unsqueeze", "flatten")
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Removal:
     """What a line that is written anew takes away: the host's time `when`, its `calls`, with what they launch.
 
     `even`: each batch takes as long to fetch as all do on average. `shrink`: the share of a batch's bytes that is left,
-    `fetch`: of the time of its fetch.
+    `fetch`: of the time of its fetch. `pinned`: what is copied lies in pinned memory then.
     `joined`: so many tensors of a batch are copied at once. `graphs`: what is left of a step is a CUDA graph.
     """
 
@@ -88,6 +96,7 @@ class Removal:
     even: bool = False
     shrink: float = 1.0
     fetch: float = 1.0
+    pinned: bool = False
 
 
 class OtherWork(NamedTuple):
@@ -281,6 +290,24 @@ class Evidence:
         most = 2 * (work & self.mask(*KERNELS)).sum() > self.mask(*KERNELS).sum()
         return np.zeros(len(mine), bool) if most else mine | work
 
+    def asking(self, calls: Mask, operators: Sequence[str]) -> Mask:
+        """Those of these calls that bring what one of these operators has given: no kernel is launched in between."""
+        timeline, mine = self.timeline, np.flatnonzero(calls)
+        rows = np.flatnonzero(self.loop & timeline.where(Kind.OPERATOR) & timeline.named(operators.__contains__))
+        launches, begins = np.sort(timeline.start[self.calls(self.mask(*KERNELS))]), timeline.start[mine]
+        ended = np.r_[timeline.begin - 1, timeline.end[rows]][np.searchsorted(timeline.start[rows], begins)]
+        none = np.searchsorted(launches, begins) == np.searchsorted(launches, ended)
+        return timeline.places(mine[none & (ended >= timeline.begin)])
+
+    def operating(self, operators: Sequence[str]) -> Mask:
+        """The loop's spans that are one of these operators, or in one, and what they launch."""
+        inside = self.covered(
+            self.loop & self.timeline.where(Kind.OPERATOR) & self.timeline.named(operators.__contains__)
+        )
+        mine = self.loop & intervals.covers(inside, self.timeline.start) & ~self.timeline.where(Kind.RANGE)
+        both: Mask = mine | self.here & self.launched(mine)
+        return both
+
     def around(self, operators: Sequence[str], calls: Mask) -> Intervals:
         """When the loop's thread is in one of these operators, such as `READING`, that makes one of these calls."""
         timeline, starts = self.timeline, np.sort(self.first[calls])
@@ -326,6 +353,40 @@ class Evidence:
     def removal(self, when: Intervals = NONE, calls: Mask | None = None, **change: Any) -> Removal:
         """What a changed line takes away; without arguments nothing."""
         return Removal(when, self.timeline.places([]) if calls is None else calls, **change)
+
+    def fault(self, kind: str) -> str | None:
+        """Where this was seen to be wrong while it was recorded, "" where no line is known; None if it was not."""
+        told = (each.partition(" ") for each in self.timeline.context.faults)
+        return next((line for name, _, line in told if name == kind), None)
+
+    @cached_property
+    def pageable(self) -> Mask:
+        """The copies of batches from pageable memory, but for those that the data set makes."""
+        copies: Mask = self.batch_copies & (self.timeline.pinned == 0) & ~self.in_dataset
+        return copies
+
+    @cached_property
+    def converted(self) -> tuple[Mask, Mask]:
+        """The pageable copies of what the loop made on the host of a batch, just before, and the operators that did."""
+        timeline = self.timeline
+        copies, found = np.zeros((2, len(timeline)), bool)
+        rows = np.flatnonzero(self.loop & timeline.where(Kind.OPERATOR))
+        outer = timeline.start[rows] >= np.r_[self.start, np.maximum.accumulate(timeline.end[rows])][: len(rows)]
+        rows = rows[outer | timeline.named(CONVERTS.__contains__)[rows]]
+        begins, names = timeline.start[rows], [timeline.names[name] for name in timeline.name[rows].tolist()]
+        given = self.fetching | self.waiting(Cause.DATA) | (self.loop & self.handing_out) | self.launching
+        edges = np.r_[self.start, np.sort(timeline.end[given])]
+        for copy in np.flatnonzero(self.pageable & (self.launched_by >= 0)).tolist():
+            begin = timeline.start[self.launched_by[copy]]
+            edge = edges[np.searchsorted(edges, begin, side="right") - 1]
+            place = int(np.searchsorted(begins, begin, side="right")) - 1
+            while place >= 0 and timeline.end[rows[place]] > begin:  # the copy itself
+                place -= 1
+            while place >= 0 and begins[place] >= edge and (names[place] in CONVERTS or names[place] in VIEWS):
+                found[rows[place]] |= names[place] in CONVERTS
+                copies[copy] |= names[place] in CONVERTS
+                place -= 1
+        return copies, found
 
     # What remains
 
@@ -599,6 +660,16 @@ class Evidence:
         return self.loop & self.does(Api.LAUNCH)
 
     @cached_property
+    def launch_time(self) -> int:
+        """What an operator takes of the host that launches work, without its waits: the median [ns]."""
+        waits = self.covered(self.loop & self.timeline.where(Kind.WAIT))
+        starts = np.sort(self.first[self.calls(self.mask(*KERNELS))])
+        mine = self.loop & self.timeline.where(Kind.OPERATOR)
+        mine &= np.searchsorted(starts, self.last) > np.searchsorted(starts, self.first)
+        times = intervals.free_within(waits, self.first[mine], self.last[mine])
+        return round(float(np.median(times))) if len(times) else 0
+
+    @cached_property
     def complete_until(self) -> int:
         """Until when the work of each launch is in the timeline, if it is anywhere [ns].
 
@@ -658,6 +729,26 @@ class Evidence:
         busiest = max(loaders, key=lambda name: self.busy(workers[name]), default="")
         return {number for name, lanes in loaders.items() for number in lanes if name != busiest}
 
+    @cached_property
+    def loaders(self) -> list[bool]:
+        """The DataLoaders whose batches most steps take: for each whether it has workers."""
+        timeline, found, most = self.timeline, list[bool](), (self.steps or 0) / 2
+        fetches = timeline.where(Kind.FETCH) & (timeline.batch >= 0) & (self.last > self.first)
+        mine = timeline.batch[fetches & self.loop]
+        if len(np.unique(mine)) > most:
+            found += [False] * max(1, round(len(mine) / len(np.unique(mine))))
+        lanes = defaultdict[str, list[int]](list)
+        for number, lane in enumerate(timeline.lanes):
+            if lane.role == "worker":
+                lanes["".join(_LOADER.findall(lane.name))].append(number)
+        given = (timeline.batch[fetches & timeline.select(lane=each)] for each in lanes.values())
+        return found + [True for each in given if len(np.unique(each)) > most]
+
+    @property
+    def unlike_loaders(self) -> bool:
+        """Whether a step takes batches of several DataLoaders, and not all of them in the loop's own thread."""
+        return len(self.loaders) > 1 and any(self.loaders)
+
     @property
     def which_loader(self) -> str:
         """Says which of several DataLoaders `lanes_of` is about: " of loader 2"; "" where there is one."""
@@ -696,6 +787,11 @@ class Evidence:
         for look, time in zip(looks, intervals.covered_within(when, begin, begin + lasts).tolist(), strict=True):
             found[look.line] += time
         return [(self.timeline.lines[line], time) for line, time in found.most_common() if time]
+
+    def seen_within(self, when: Intervals) -> Ints:
+        """For how many ns of each of these times the main thread was seen in a line outside of torch."""
+        begin, lasts = np.array([look[:2] for look in self.timeline.context.looks], np.int64).reshape(-1, 2).T
+        return intervals.covered_within(intervals.union(begin, begin + lasts), when[:, 0], when[:, 1])
 
     @cached_property
     def fetches(self) -> Mask:
@@ -755,7 +851,7 @@ class Evidence:
     def other_work(self) -> OtherWork:
         """What takes the GPU's idle time besides training: no line that launches kernels, waits for them, or loads."""
         timeline = self.timeline
-        busy = either(self.getting, self.covered(self.loop & timeline.where(Kind.WAIT)))
+        busy = either(self.getting, self.covered(self.converted[1] | self.loop & timeline.where(Kind.WAIT)))
         calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | on_workers(timeline)
         free = intervals.subtract(self.idle, either(busy, self.covered(self.loop & calls)))
         line, when = self._other_line(free)

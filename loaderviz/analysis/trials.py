@@ -16,7 +16,7 @@ from typing import Any
 from loaderviz import words
 from loaderviz.analysis import WORTH_IT, Advice, Finding, PathStep
 from loaderviz.analysis.evidence import Evidence, Removal
-from loaderviz.analysis.what_if import LoopModel, gpu_of, replayed, what_if
+from loaderviz.analysis.what_if import LoopModel, changed, gpu_of, replayed, what_if
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import either
 from loaderviz.timeline import KERNELS, Kind, Timeline
@@ -25,6 +25,7 @@ REPLAYED = 2_000  # steps, and ten times as many kernels: more are not replayed 
 BAND = 0.15  # that a replay may be off, and the bound is above it
 NO_USE = 0.005  # of a step: a smaller gain is none
 UNLIKE = 0.7  # of a step: a replay of a real loop as it is that takes less is of another loop
+SEVERAL = "that was not replayed: a replay has one DataLoader, and a step takes batches of several here"
 LONGEST_WAY, STEPS_OF_WAY = 6, 500  # changes; steps of a loop whose way is looked for
 
 
@@ -62,6 +63,8 @@ class Trials:
         """
         if not (finding.parameters or removal or finding.kind in _PRICED) or finding.expected_gain.predicted:
             return finding
+        if self.facts.unlike_loaders and not removal:
+            return self._untried(finding)
         before, after, predicted = self.ask(finding, removal)
         now, steps = self.facts.summary.step, self.facts.steps
         if not (before and after and now and steps):
@@ -78,6 +81,11 @@ class Trials:
             basis = f"at most {words.duration(most)} a step, which is {what}"
             gain = replace(gain, ns=round(most / now * self.facts.window), share=most / now, per_step=most, basis=basis)
         return replace(finding, expected_gain=replace(gain, predicted=saved), predicted=predicted)
+
+    def _untried(self, finding: Finding) -> Finding:
+        """Return a finding about one of several loaders: what its change gains is not known, but at most."""
+        gain = finding.expected_gain
+        return replace(finding, expected_gain=replace(gain, basis=f"{gain.basis}; {SEVERAL}"))
 
     def ask(
         self, finding: Finding, removal: Removal | None = None
@@ -109,7 +117,8 @@ class Trials:
         try:
             loop = LoopModel(self.timeline, removal)
             gpu = gpu_of(loop)
-            return replayed(loop, loop.config, gpu, gpu, graphs=removal is not None and removal.graphs)
+            config = changed(loop, pinned=True) if removal and removal.pinned else loop.config
+            return replayed(loop, config, gpu, gpu, graphs=removal is not None and removal.graphs)
         except LoadervizError:
             return None
 

@@ -555,7 +555,7 @@ def what_if(
         pinned=pinned, prefetch=prefetch, resident=resident, workers=workers, batch_size=batch_size, graphs=graphs,
         ranks_on_host=ranks_on_host,
     )  # fmt: skip
-    config = _changed(loop, pinned, prefetch, bool(resident), workers)
+    config = changed(loop, pinned, prefetch, bool(resident), workers)
     source, here = gpu_of(loop), timeline.context.device
     target = source if gpu is None else gpu if isinstance(gpu, Gpu) else Gpu.preset(known_gpu(gpu) or gpu)
     if target.name == here or (gpu is not None and known_gpu(here) == known_gpu(target.name) != ""):
@@ -634,9 +634,14 @@ def _check_options(**options: Any) -> None:
             )
 
 
-def _changed(
-    loop: LoopModel, pinned: bool | None, prefetch: int | None, resident: bool, workers: int | None
+def changed(
+    loop: LoopModel,
+    pinned: bool | None = None,
+    prefetch: int | None = None,
+    resident: bool = False,
+    workers: int | None = None,
 ) -> LoaderConfig:
+    """Return how batches come to the GPU with this change; raise `WhatIfError` for one that makes no sense here."""
     options = {"pinned": pinned, "prefetch": prefetch, "workers": workers}
     asked = [f"{name}={value}" for name, value in options.items() if value is not None]
     config = loop.config
@@ -648,6 +653,11 @@ def _changed(
         )
     if loop.resident:
         return config
+    if (asked or resident) and loop.facts.unlike_loaders:
+        raise WhatIfError(
+            f"what_if({asked[0] if asked else 'resident=True'}) replays one DataLoader, but a step of this loop takes "
+            "batches of several, with workers and without. Record a loop that has one of them; gpu=... can be predicted"
+        )
     if resident and asked:
         raise WhatIfError("what_if(resident=True) has nothing to load: leave out pinned, prefetch and workers")
     if workers is not None and workers != config.workers and not loop.fetched:

@@ -27,7 +27,7 @@ from weakref import WeakSet
 from loaderviz.batches import HAND_OUT, loading_lane
 from loaderviz.emulator.hardware import FULL, SECOND, Host, ceil_div
 from loaderviz.errors import LoadervizError
-from loaderviz.machine import COARSE, Carried, fine_time_ns, switches, thread_time_ns, tick
+from loaderviz.machine import COARSE, Carried, fine_time_ns, switches, thread_time_ns, tick, waited
 from loaderviz.stations import SAMPLING
 from loaderviz.timeline import Cause, Kind
 
@@ -47,8 +47,8 @@ class costs:
     The block takes a processor for `seconds`. It then waits for `waits` seconds without a processor, as for a disk or a
     network. So a recording with a named host is the same everywhere. Operators of torch in the block cost what they
     always do. `gil=False` says that the block is C code that lets go of the interpreter's lock, as a decoder of
-    pictures does, so that Python of other threads goes on meanwhile (R53). Outside a recording, and on a real GPU, `costs` does nothing. Raises `CostsError` for a negative time and
-    for a value that is no time.
+    pictures does, so that Python of other threads goes on meanwhile (R53). Outside a recording, and on a real GPU,
+    `costs` does nothing. Raises `CostsError` for a negative time and for a value that is no time.
 
     >>> with loaderviz.record(on="t4", host="laptop") as recording:
     ...     with loaderviz.costs(2e-3, waits=1e-3):  # a sample's, measured once on the machine that counts
@@ -171,8 +171,7 @@ class WaitingTime:
             elif pythons[thread] != SAMPLING:
                 holding = max(holding, lacks)
         time = now.wall - before.wall - (now.process - before.process - ran) - lacked - longest
-        if now.switches == before.switches >= 0:  # who waits lets go; what else is missing, a hypervisor has taken
-            time = min(0, time)
+        time = waited(time, before.switches, now.switches)
         return Waited(time - min(max(0, time), holding), min(ran, lacked + longest))
 
 

@@ -29,7 +29,16 @@ from torch.utils.data import _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from loaderviz import words
-from loaderviz.batches import BATCH_RANGE, HAND_OUT, LIMIT, Numbering, given_twice, prefetch_name, sample_count
+from loaderviz.batches import (
+    BATCH_RANGE,
+    HAND_OUT,
+    LIMIT,
+    Numbering,
+    batches_of,
+    given_twice,
+    prefetch_name,
+    sample_count,
+)
 from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.files import own_folder
 from loaderviz.imports import ELSEWHERE, Function, around, function_of, held, program_of, starting
@@ -38,7 +47,6 @@ from loaderviz.machine import (
     COARSE,
     TICKS,
     Carried,
-    Usage,
     cores,
     processor,
     shared_memory,
@@ -47,7 +55,7 @@ from loaderviz.machine import (
     tick,
     usage,
 )
-from loaderviz.stations import Place, Sampler, stack_of, timing
+from loaderviz.stations import Place, Sampler, is_program, stack_of, timing
 from loaderviz.timeline import DEVICE_KINDS, Cause, Context, Kind, Timeline, TimelineBuilder
 from loaderviz.traces import merge, steps, workers
 from loaderviz.traces.assemble import assemble
@@ -245,7 +253,7 @@ class RealRun:
             clock=found.clock,
             cores=many,
             looks=found.looks,
-            faults=tuple(self._loader.faults),
+            faults=(*self._loader.faults, *self._loader.numbering.faults),
             shared_memory=shared_memory(),
             usage=found.usage,
             samples=steps.samples(timeline),
@@ -381,13 +389,13 @@ class LoaderRanges:
         self.notes: dict[str, None] = {}
         self.faults: dict[str, None] = {}
         self._folder, self._window = folder, window
-        self._numbering = Numbering()
+        self.numbering = Numbering()
         self._feeds: WeakKeyDictionary[Any, IteratorState] = WeakKeyDictionary()
         self._iterators = 0
         self._step = -1  # an optimizer's last one
         self._step_told = False
         self._marks: set[str] = set()  # names of the ranges by which our loaders mark their batches
-        self._building = threading.RLock()
+        self._building, self._started = threading.RLock(), ExitStack()  # while workers of a loader are started
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._fetching: IteratorState | None = None  # whose batch the main thread prepares itself
         self._within = False  # a fetch: a DataLoader that a data set has is a part of it
@@ -429,7 +437,7 @@ class LoaderRanges:
         `names` are those of the trace: the program's own "batch 3" is in it, and was not seen before.
         """
         by_program = any(BATCH_RANGE.match(name) and name not in self._marks for name in names)
-        return self._numbering.by_optimizer and not self._window.by_call and not by_program
+        return self.numbering.by_optimizer and not self._window.by_call and not by_program
 
     def seen(self, readings: Sequence[tuple[int, int, int]]) -> Own:
         """Return what was noted beside the profiler; `readings` are those of our clock."""
@@ -488,8 +496,9 @@ class LoaderRanges:
             place = self.sampler.most() or Place(Cause.NONE, "")
         end, now = perf_counter_ns(), usage()
         if self.live:  # still
-            meanwhile = Usage(0, now.disk - used.disk, now.lacked - used.lacked)  # other threads are the model's
-            waited = self._waits.due(end - start - (now.busy - used.busy))
+            meanwhile = now.since(used)._replace(others=0)  # other threads are the model's
+            waited = self._waits.due(now.waited(used, end - start))
+            place = place.seen(waited, meanwhile.busy)
             done = workers.size_of(data), False, waited, int(place.cause), place.line, meanwhile
             mine[-1] = Fetch(-1, -1, feed.epoch, feed.count, start, end, *done)
         return data
@@ -505,9 +514,10 @@ class LoaderRanges:
             with (
                 held(_utils.worker, "_worker_loop", work),
                 held(_utils.pin_memory, "_pin_memory_loop", pin),
-                self.say(f"start {loader.num_workers} workers"),
                 starting(loader.num_workers),
+                ExitStack() as self._started,
             ):
+                self._started.enter_context(self.say(f"start {loader.num_workers} workers"))
                 original(iterator, loader)
 
     def _end_workers(self, original: Function, iterator: Any) -> None:
@@ -529,7 +539,8 @@ class LoaderRanges:
             self.note(ELSEWHERE.format(Path(program).name))
 
     def _reset(self, original: Function, iterator: Any, *args: Any, **options: Any) -> None:
-        self._feed(iterator).begin_epoch(self._numbering.new_iterator())
+        self._started.close()  # from here on the sampler draws, which is the program's
+        self._feed(iterator).begin_epoch(self._new_iterator(iterator))
         original(iterator, *args, **options)
 
     def _get_data(self, original: Function, iterator: Any) -> Any:
@@ -554,21 +565,29 @@ class LoaderRanges:
         feed = self._feeds.get(iterator)
         if feed is None:  # without workers, or older than the recording
             feed = self._feeds[iterator] = IteratorState()
-            feed.begin_epoch(self._numbering.new_iterator())
+            feed.begin_epoch(self._new_iterator(iterator))
             if hasattr(iterator, "_workers"):
                 self.note(_OLD)
         return feed
+
+    def _new_iterator(self, iterator: Any) -> int:
+        """An epoch of an iterator begins: return the number of its first batch."""
+        if self._within or not self._here():  # of a data set, or another thread's
+            return self.numbering.new_iterator()
+        line = next((each.place for each in stack_of() if is_program(each.file)), "")
+        return self.numbering.new_iterator(batches_of(iterator), line)
 
     def _handed_out(self, feed: IteratorState, iterator: Any, data: Any) -> None:
         batch, index = feed.batch, feed.count  # the order that it was for
         if hasattr(iterator, "_workers"):
             index = int(iterator._rcvd_idx) - 1 if getattr(iterator, "_in_order", True) else feed.received
         feed.count += 1
-        self._numbering.used(batch)
+        self.numbering.used(batch, mine=self._here())
         if feed.number is not None and not self._window.over:
             self.batches[feed.number, feed.epoch, index] = batch
         if not self._here():
             self.note(_OTHER_THREAD)
+            self.faults.setdefault("loader-in-thread")
             return
         if feed.nested is None:
             feed.nested = self._drawn_by_a_loader(iterator)
@@ -588,7 +607,7 @@ class LoaderRanges:
 
     def _marked(self, index: int, samples: int) -> None:
         """One of our loaders hands out its batch `index` of this epoch."""
-        batch = self._numbering.number_of(index, "batch")
+        batch = self.numbering.number_of(index, "batch")
         if self._here():
             self._window.batch()
             if self.live:
@@ -597,14 +616,14 @@ class LoaderRanges:
                     pass
 
     def _prefetching(self, index: int) -> AbstractContextManager[object]:
-        batch = self._numbering.number_of(index, "prefetch")
+        batch = self.numbering.number_of(index, "prefetch")
         return record_function(prefetch_name(batch)) if self.live and self._here() else _NOTHING
 
     def _stepped(self, optimizer: Optimizer, *_: object) -> None:
         """An optimizer's `step()` ends; called by torch."""
         if not self._here():
             return
-        step = self._numbering.stepped(id(optimizer))
+        step = self.numbering.stepped(id(optimizer))
         begins = step > self._step
         if begins:  # the others' marks are told if the first one's is: else they are in the next step
             self._step, self._step_told = step, self.live

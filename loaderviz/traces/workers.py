@@ -4,7 +4,7 @@
 stand-ins for its queues that note the time: an order that comes out of the first begins a fetch, a batch that goes into
 the second ends it.
 
-Each writes records of twelve int64 to a file of its own, so that they outlive a worker's death. It begins no record
+Each writes records of thirteen int64 to a file of its own, so that they outlive a worker's death. It begins no record
 unless a file RUNNING is beside it: the folder goes when a recording ends, for workers that live on, too. It holds no
 file open, which Windows would not delete then. Times are of `perf_counter_ns`, one clock for all processes of a
 computer. With spawn and forkserver the worker imports this module: it must stay light.
@@ -31,10 +31,11 @@ from torch.utils.data import _utils
 from loaderviz.batches import nbytes
 from loaderviz.imports import answering
 from loaderviz.machine import Carried, Usage, own_memory, usage
-from loaderviz.stations import Sampler, timed
+from loaderviz.stations import Place, Sampler, timed
+from loaderviz.timeline import Cause
 
-# what, epoch, index, time [ns], bytes, ns that the thread was busy, cause, line, usage of the process, its own memory
-RECORD = struct.Struct("<12q")
+# what, epoch, index, time [ns], bytes, cause, line, the process's own memory, usage
+RECORD = struct.Struct("<13q")
 
 RUNNING = "running"
 LOOK, RARE = 0.25, 50  # s between two looks at the own memory, or so many times what one took
@@ -207,7 +208,7 @@ class FileLog:
         if self._open:
             try:
                 epoch, used = self._seen // self._messages, usage()
-                done = used.busy, *self._place(what), *used[:3], self._memory(what)
+                done = *self._place(what), self._memory(what), *used
                 with FileIO(self._path, "r+") as file:  # not made anew where the recording is over
                     file.seek(0, os.SEEK_END)
                     file.write(RECORD.pack(what, epoch, index, now, size, *done))
@@ -240,15 +241,16 @@ def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
         worker = -1 if pins else int(match[2])
         data, carried = path.read_bytes(), Carried()
         begun: tuple[int, ...] | None = None
-        record = (-1, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 0)
+        record: tuple[int, ...] = (-1, 0, 0, 0)
         named = path.with_name(f"{path.name}.lines")
         lines = [*(named.read_text(encoding="utf-8").splitlines() if named.exists() else []), ""]
         for record in RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size]):
-            what, epoch, index, time, size, busy, cause, line, *_, own = record
+            what, epoch, index, time, size, cause, line, own, *used = record
             if begun is not None and (what == What.ENDED or (what == What.FAILED and not pins)):
-                start, waited = begun[3], carried.due(time - begun[3] - (busy - begun[5]))
-                used = Usage(*(now - then for now, then in zip(record[8:11], begun[8:11], strict=True)))
-                done = what == What.FAILED, waited, cause, lines[line], used, own
+                start, now, then = begun[3], Usage(*used), Usage(*begun[8:])
+                waited, meanwhile = carried.due(now.waited(then, time - start)), now.since(then)
+                place = Place(Cause(cause), lines[line]).seen(waited, meanwhile.busy)
+                done = what == What.FAILED, waited, int(place.cause), place.line, meanwhile, own
                 fetches.append(Fetch(iterator, worker, epoch, index, start, time, size, *done))
             begun = record if what == What.BEGAN else None  # of two beginnings in a row the first was not worked on
         if begun is not None:

@@ -24,6 +24,7 @@ from trace_files import record_cpu
 import loaderviz as lv
 from loaderviz import machine
 from loaderviz.errors import NotSentError
+from loaderviz.machine import Usage
 from loaderviz.timeline import Cause, Kind
 from loaderviz.traces import live, workers
 from loaderviz.traces.workers import RECORD, Fetch, What, read_files
@@ -396,11 +397,42 @@ def test_the_pin_thread_of_a_dataloader_has_a_lane(monkeypatch):
     assert {(row.name, row.cause) for row in waits} == {("waiting for data", Cause.DATA)}
 
 
+class Sums(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor(sum(range(200_000 + index)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("switches", "waits"), [([5], False), ([-1], True), (range(1_000), True)])
+def test_what_a_hypervisor_takes_is_no_waiting(workers, switches, waits, monkeypatch):
+    """A thread's clock that goes on half as fast is one of a machine whose cores are given to another one."""
+    told = iter(switches)
+    monkeypatch.setattr(machine, "thread_time_ns", lambda: time.thread_time_ns() // 2)
+    monkeypatch.setattr(machine, "thread_lacked", lambda: 0)
+    monkeypatch.setattr(machine, "switches", lambda: next(told, switches[-1]))
+    timeline = record_cpu(lambda: list(DataLoader(Sums(), batch_size=4, num_workers=workers)))
+    fetches = timeline.where(Kind.FETCH)
+    assert fetches.sum() == 2 and (timeline.waited[fetches] > 100_000).all() == waits
+    assert waits or not timeline.waited[fetches].any()
+
+
 # The files
 
 
+def packed(what, epoch, order, now, size, busy=None, switches=-1, cause=Cause.NONE):
+    """A record; the thread is `busy` all the time, unless it is told."""
+    return RECORD.pack(what, epoch, order, now, size, cause, -1, 0, 0, 0, 0, now if busy is None else busy, switches)
+
+
+def at_work(time):
+    return Usage(busy=time, switches=0)
+
+
 def write(folder, iterator, worker, *records, cut=0):
-    data = b"".join(RECORD.pack(*record, record[3], 0, -1, 0, 0, 0, 0) for record in records)
+    data = b"".join(packed(*record) for record in records)
     (folder / f"{iterator}-{worker}").write_bytes(data[: len(data) - cut])
 
 
@@ -424,11 +456,30 @@ def test_beginnings_and_ends_are_joined(tmp_path):
     write(tmp_path, 3, 1)
     (tmp_path / "trace.json").write_text("{}")  # no records
     fetches = [
-        Fetch(2, 1, 0, 0, 100, 150, 64),
-        Fetch(2, 1, 0, 2, 160, 170, -1, failed=True),
-        Fetch(2, 1, 1, 0, 200, 230, 32),
+        Fetch(2, 1, 0, 0, 100, 150, 64, used=at_work(50)),
+        Fetch(2, 1, 0, 2, 160, 170, -1, failed=True, used=at_work(10)),
+        Fetch(2, 1, 1, 0, 200, 230, 32, used=at_work(30)),
     ]
     assert read_files(tmp_path) == (fetches, {2: 250})
+
+
+@pytest.mark.parametrize(
+    ("busy", "switches", "waited", "cause"),
+    [
+        (60, (4, 4), 0, Cause.TRANSFORM),  # a hypervisor took 40 of 100 ns
+        (60, (4, 5), 40, Cause.TRANSFORM),  # it let go of its core, but most of the query is work
+        (40, (4, 5), 60, Cause.INPUT),
+        (40, (4, 4), 0, Cause.TRANSFORM),
+        (40, (-1, -1), 60, Cause.INPUT),  # Windows does not tell
+        (0, (0, 1), 100, Cause.INPUT),
+    ],
+)
+def test_who_never_let_go_of_a_core_has_not_waited(tmp_path, busy, switches, waited, cause):
+    began, ended = switches
+    records = (What.BEGAN, 0, 0, 100, -1, 7, began), (What.ENDED, 0, 0, 200, 64, 7 + busy, ended, Cause.INPUT)
+    write(tmp_path, 0, 0, *records)
+    ((fetch,), _) = read_files(tmp_path)
+    assert (fetch.waited, fetch.cause) == (waited, cause)
 
 
 @pytest.mark.parametrize("cut", [1, RECORD.size - 1])

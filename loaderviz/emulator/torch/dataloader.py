@@ -201,7 +201,7 @@ class Schedule(LoaderSchedule):
         same = former if former is not None and former.session is session else None  # the same workers go on
         self.session: Session = session
         self.pins = iterator._pin_memory
-        self.batch = session.batches.new_iterator()  # the next one
+        self.batch = session.new_iterator(iterator)  # the next one
         self.firsts = dict[int, bytes]()  # of an IterableDataset, what each worker gave first
         self.order: int | None = None  # of the batch that is about to be handed out, if not the oldest
         super().__init__(session.runtime, iterator._num_workers, iterator._prefetch_factor, self.batch, same)
@@ -299,6 +299,8 @@ class Iterators:
         pricing.around(several, "_reset")(self.begin_epoch)
         pricing.around(several, "_process_data")(self.hand_out)
         pricing.around(several, "_next_data")(self.next_data)
+        base = next(each for each in several.__mro__ if "_next_index" in vars(each))
+        pricing.around(base, "_next_index")(self.draw)
         patches.around(multiprocessing.reduction, "dump")(self.pickle)
         if session.measured and not self.listening:
             self.listening = True
@@ -316,7 +318,7 @@ class Iterators:
         session.enter("DataLoader")
         start, rested = session.runtime.now, session.runtime.rested
         if not hasattr(iterator, "_next_batch"):
-            iterator._next_batch = session.batches.new_iterator()
+            iterator._next_batch = session.new_iterator(iterator)
         batch = iterator._next_batch
         session.leave()
         try:
@@ -375,6 +377,15 @@ class Iterators:
             return original(*args, **kwargs)
         finally:
             self.session.end_priced()
+
+    def draw(self, original: Callable[..., Any], iterator: Any) -> Any:
+        """Let the sampler say which samples are next: within what is priced only one of torch's own costs nothing."""
+        session, drawn = self.session, iterator._index_sampler
+        own = any(not type(each).__module__.startswith("torch.") for each in (drawn, getattr(drawn, "sampler", drawn)))
+        if not (own and session.priced and session.in_recording_thread()):
+            return original(iterator)
+        with session.unpriced_part():
+            return original(iterator)
 
     def pickle(self, original: Callable[..., None], *args: Any) -> None:
         """Pickle what a process gets that is started anew; a forked one has it, so what torch copies costs nothing."""
@@ -637,7 +648,8 @@ class Meter(TorchDispatchMode):
         finally:
             self.work, self.unpriced = (self.work + rest, 0) if self.measured else (self.work, rest)
             self._undo.close()
-            self.place = self.sampler.most() if self.sampler is not None else None
+            place = self.sampler.most() if self.sampler is not None else None
+            self.place = place and place.seen(waited, self.here)
             if self._places and (self.place is None or max(self._places.values()) > self.work // 2):
                 self.place = max(self._places, key=self._places.__getitem__)
 

@@ -24,7 +24,7 @@ from torch.utils import _device
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from loaderviz import words
-from loaderviz.batches import BATCH_RANGE, LOADER_NEXT, PREFETCH_RANGE, Numbering, batch_name, holds_bytes
+from loaderviz.batches import BATCH_RANGE, LOADER_NEXT, PREFETCH_RANGE, Numbering, batch_name, batches_of, holds_bytes
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Gpu, Host, pages
 from loaderviz.emulator.hazards import Access
@@ -231,6 +231,11 @@ class Session(HostThread, TensorMemory):
         if self.fetching:
             self.meter.note(Cause.INPUT, time)
 
+    def new_iterator(self, iterator: Any) -> int:
+        """A DataLoader's iterator begins: return the number of its first batch."""
+        mine = not self.fetching and self.in_recording_thread()
+        return self.batches.new_iterator(batches_of(iterator) if mine else 0, self.source(2))
+
     def look_at(self, source: torch.Tensor) -> None:
         """Look whether the first large tensors that go to the GPU are bytes in a wider type, or float64."""
         if self._looks and source.numel() >= WIDE and source.dtype in WIDER and source.layout is torch.strided:
@@ -338,6 +343,17 @@ class Session(HostThread, TensorMemory):
         """It ends."""
         self.priced -= 1
         self.leave()
+
+    @contextmanager
+    def unpriced_part(self) -> Iterator[None]:
+        """A part of a priced call that is the program's own code, such as its sampler."""
+        priced, self.priced = self.priced, 0
+        self.leave()
+        try:
+            yield
+        finally:
+            self.enter("torch")
+            self.priced = priced
 
     @contextmanager
     def declared(self, work: int, waits: int, gil: bool = True) -> Iterator[None]:
@@ -588,7 +604,7 @@ class Session(HostThread, TensorMemory):
             notes=(notes := tuple(self.notes)),
             unpriced=unpriced,
             measured=measured,
-            faults=tuple(self.faults),
+            faults=(*self.faults, *self.batches.faults),
             looks=tuple(self.sampler.seen) if self.sampler is not None else (),
             sent=self.sent / max(1, self.fetched_by_workers),
             shared_memory=shared_memory() if self.measured else None,
