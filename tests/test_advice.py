@@ -1277,7 +1277,9 @@ def test_a_batch_that_is_only_taken_before_the_loop_is_left_is_no_work_between_s
     assert "between-epochs" not in gains(timeline)
 
 
-@pytest.mark.parametrize(("take", "workers", "short"), [factory.slow(6, 8, True), (8, 8, True), (30, 8, False), (6, 2, False)])
+@pytest.mark.parametrize(
+    ("take", "workers", "short"), [factory.slow(6, 8, True), (8, 8, True), (30, 8, False), (6, 2, False)]
+)
 def test_a_window_whose_batches_were_begun_before_it_says_so_and_never_that_nothing_is_to_gain(take, workers, short):
     data = Batches(2e-3, 40 * 8)
     found = lv.advise(steps_on(data, take, workers))
@@ -1498,7 +1500,7 @@ def test_float64_is_twice_the_bytes_that_are_needed(dtype, is_wide):
     ("kind", "foreach", "change"),
     [
         (torch.optim.Adam, False, "Adam(..., foreach=True)"),
-        (torch.optim.SGD, False, "SGD(..., foreach=True)"),
+        factory.slow(torch.optim.SGD, False, "SGD(..., foreach=True)"),
         (torch.optim.Adam, True, ""),
     ],
 )

@@ -52,7 +52,8 @@ def wrong(rows, tolerance=TOLERANCE):
 
 
 @pytest.mark.parametrize(
-    ("first", "gpu", "batch_size"), [(0, "a100", 64), factory.slow(1, "a100", 8192), factory.slow(0, "t4", 1024), (1, "h200", 8192)]
+    ("first", "gpu", "batch_size"),
+    [(0, "a100", 64), factory.slow(1, "a100", 8192), factory.slow(0, "t4", 1024), (1, "h200", 8192)],
 )
 def test_the_ladder_of_the_lessons(first, gpu, batch_size):
     """From each rung each other one, and from each number of workers another one; half of them on each GPU."""
