@@ -45,7 +45,7 @@ dist: setup-dev
 	$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	ls -l dist
 
-# Asserts are rewritten once and kept, for both processes, also where the environment says that no bytecode is written.
+# Asserts are rewritten once and kept for all processes, also where the environment says that no bytecode is written.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 FAST := not fuzz and not slow
