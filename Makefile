@@ -45,7 +45,8 @@ dist: setup-dev
 	$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	ls -l dist
 
-PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+# Asserts are rewritten once and kept for all processes, also where the environment says that no bytecode is written.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 FAST := not fuzz and not slow
 

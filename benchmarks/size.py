@@ -33,10 +33,13 @@ def size_of(files: list[Path]) -> Size:
 def rooms(root: Path, part: str) -> Iterator[tuple[str, Size]]:
     """Give each room of a part, a folder, with its size; then the whole part, whose name has no slash."""
     files = sorted((root / part).rglob("*.py"))
-    for folder in sorted({file.parent for file in files}):
-        inside = [file for file in files if file.parent == folder]
-        yield folder.relative_to(root).as_posix() + "/", size_of(inside)
-    yield part, size_of(files)
+    sizes = {
+        folder: size_of([file for file in files if file.parent == folder])
+        for folder in sorted({file.parent for file in files})
+    }
+    for folder, size in sizes.items():
+        yield folder.relative_to(root).as_posix() + "/", size
+    yield part, Size(*map(sum, zip(*sizes.values(), strict=True)))
 
 
 def main() -> None:

@@ -51,6 +51,7 @@ def test_rooms_add_up_and_each_file_is_in_one(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_the_page_has_each_room_of_this_house(capsys):
     main()
     named = [line.split()[0] for line in capsys.readouterr().out.splitlines()]

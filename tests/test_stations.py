@@ -20,6 +20,7 @@ from itertools import pairwise
 from time import perf_counter, sleep, thread_time
 from types import SimpleNamespace
 
+import factory
 import pytest
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, Subset, random_split
 
@@ -142,10 +143,11 @@ def test_threads_take_turns_sooner_only_while_a_sampler_looks():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_process_stops_its_parents_sampler(monkeypatch):
+@pytest.mark.parametrize("times", [15, factory.slow(60)])
+def test_a_forked_process_stops_its_parents_sampler(monkeypatch, times):
     """Whatever the thread that looks was doing when the process was forked."""
     monkeypatch.setattr(stations, "SOON", 0)
-    for _ in range(60):
+    for _ in range(times):
         sampler = stations.Sampler(often=10**9)
         child = os.fork()
         if not child:

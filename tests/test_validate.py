@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 
+import factory
 import numpy as np
 import pytest
 import torch
@@ -170,7 +171,7 @@ def test_arguments_of_another_kind_are_no_comparison(tmp_path, key, odd):
     [
         ("measured/h100_qwen_bf16_2025.json.gz", 1028),
         ("measured/h100_timesformer_bf16_2025.json.gz", 441),
-        ("measured/a100_dlrm_tf32_2022.json.gz", 4412),
+        factory.slow("measured/a100_dlrm_tf32_2022.json.gz", 4412),
         ("judged/h100_bert_small_2025.json.gz", 60),
     ],
 )

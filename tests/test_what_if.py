@@ -52,7 +52,8 @@ def wrong(rows, tolerance=TOLERANCE):
 
 
 @pytest.mark.parametrize(
-    ("first", "gpu", "batch_size"), [(0, "a100", 64), (1, "a100", 8192), (0, "t4", 1024), (1, "h200", 8192)]
+    ("first", "gpu", "batch_size"),
+    [(0, "a100", 64), factory.slow(1, "a100", 8192), factory.slow(0, "t4", 1024), (1, "h200", 8192)],
 )
 def test_the_ladder_of_the_lessons(first, gpu, batch_size):
     """From each rung each other one, and from each number of workers another one; half of them on each GPU."""
@@ -231,7 +232,7 @@ def test_a_real_trace_tells_its_gpu_only_if_it_is_known():
     with pytest.raises(WhatIfError, match="how fast Voodoo 2 copies from pinned memory"):
         lv.what_if(timeline, prefetch=2)
     told = replace(Gpu.preset("a100"), name="Voodoo 2", h2d=12_000_000_000)
-    assert step(lv.what_if(timeline, prefetch=2, workers=4, gpu=told)) < step(lv.what_if(timeline, workers=4))
+    assert step(lv.what_if(timeline, prefetch=2, gpu=told)) < step(timeline)
 
 
 def test_a_gpu_by_the_name_that_people_give_it():

@@ -2,6 +2,7 @@
 
 import functools
 
+import factory
 import pytest
 import torch
 from torch import nn
@@ -85,7 +86,7 @@ LOOPS = pytest.mark.parametrize("loop", ["plain", "workers", "ahead", "calls", "
 
 
 @LOOPS
-@pytest.mark.parametrize(("wait", "steps"), [(2, 3), (0, 1), (5, 2)])
+@pytest.mark.parametrize(("wait", "steps"), [(2, 3), (0, 1), factory.slow(5, 2)])
 def test_what_is_kept_is_that_part_of_the_whole(loop, wait, steps):
     _, whole = trained(loop)
     training, recording = trained(loop, wait=wait, steps=steps)
@@ -100,7 +101,7 @@ def test_what_is_kept_is_that_part_of_the_whole(loop, wait, steps):
 
 
 @LOOPS
-@pytest.mark.parametrize("host", ["laptop", "auto"])
+@pytest.mark.parametrize("host", [factory.slow("laptop"), "auto"])
 def test_the_loop_goes_on_to_the_same_numbers_when_nothing_is_recorded_any_more(loop, host):
     whole, _ = trained(loop, host=host)
     part, _ = trained(loop, host=host, wait=1, steps=1)

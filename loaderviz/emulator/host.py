@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -172,6 +173,9 @@ class WaitingTime:
                 holding = max(holding, lacks)
         time = now.wall - before.wall - (now.process - before.process - ran) - lacked - longest
         time = waited(time, before.switches, now.switches)
+        if now.switches >= 0:  # who waits for the interpreter's lock asks again after each turn, and lets go each time
+            turn = int(1e9 * sys.getswitchinterval()) + 100_000  # a timer may be so late
+            holding = min(holding, (now.switches - before.switches) * turn)
         return Waited(time - min(max(0, time), holding), min(ran, lacked + longest))
 
 

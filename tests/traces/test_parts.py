@@ -3,6 +3,7 @@
 import re
 from concurrent.futures import ThreadPoolExecutor
 
+import factory
 import numpy as np
 import pytest
 from factory import real, shared
@@ -155,7 +156,7 @@ def test_the_command_line_reads_some_steps(path, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "step"),
     [
-        ("resnet50_workers0_2021.json.gz", 6),
+        factory.slow("resnet50_workers0_2021.json.gz", 6),
         ("judged/mi300_resnet_act_checkpoint.json.gz", 16),
         ("ranks8_nanogpt_2025/Baseline_-_12-11_-_6bd4b-rank1-chrome-trace.json.gz", 11),
     ],

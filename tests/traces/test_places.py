@@ -162,6 +162,7 @@ def test_a_hostile_archive(tmp_path, monkeypatch, no_leftovers):
             read(tmp_path / "cut.zip")
 
 
+@pytest.mark.slow
 def test_eight_real_ranks_in_two_processes_are_the_same(no_leftovers):
     folder = shared("ranks8_nanogpt_2025")
     with ProcessPoolExecutor(2) as executor:

@@ -22,6 +22,7 @@ import threading
 import time
 import types
 
+import factory
 import numpy as np
 import pytest
 import torch
@@ -196,7 +197,10 @@ def timed(way):
 IN_WORKERS = [by_event, by_poll, by_socket, by_pipe, by_process, by_system]
 
 
-@pytest.mark.parametrize(("way", "workers"), [(way, 0) for way in WAYS] + [(way, 2) for way in IN_WORKERS])
+@pytest.mark.parametrize(
+    ("way", "workers"),
+    [(way, 0) for way in WAYS] + [factory.slow(way, 2) for way in IN_WORKERS[1:]] + [(IN_WORKERS[0], 2)],
+)
 def test_on_this_machine_waiting_costs_what_it_takes(way, workers):
     took = []
     recording = load(timed(way), "auto", num_workers=workers, loop=lambda batch: took.append(float(batch)))
@@ -844,7 +848,7 @@ def speedup(workers, sample=TEN, count=32, **fields):
     return count * 10 * MS / fetching(load(sample, host, count, num_workers=workers, collate_fn=list))
 
 
-@pytest.mark.parametrize("cores", [1, 2, 3])
+@pytest.mark.parametrize("cores", [1, factory.slow(2), 3])
 def test_no_faster_than_the_cores(cores):
     assert cores * 0.9 <= speedup(8, cores=cores) <= cores
 
@@ -853,10 +857,10 @@ def test_no_faster_than_the_cores(cores):
     ("workers", "fields", "best"),
     [
         (2, {"cores": 2}, 2),
-        (2, {"cores": 8}, 2),
+        factory.slow(2, {"cores": 8}, 2),
         (8, {"cores": 2, "siblings": 2, "sibling": 250}, 2.5),
         (8, {"cores": 1, "siblings": 2, "sibling": 500}, 1.5),
-        (8, {"cores": 3, "siblings": 2, "sibling": 0}, 3),
+        factory.slow(8, {"cores": 3, "siblings": 2, "sibling": 0}, 3),
         (8, {"cores": 2, "siblings": 4, "sibling": 200}, 2 * 1.6),  # the other three threads of a core, each so much
     ],
 )
@@ -864,7 +868,7 @@ def test_no_faster_than_the_workers_and_the_threads_of_the_cores(workers, fields
     assert speedup(workers, **fields) == pytest.approx(best, rel=0.01 if workers == 2 else 0.05)
 
 
-@pytest.mark.parametrize(("cores", "ranks", "own"), [(8, 2, 4), (6, 3, 2), (5, 5, 1)])
+@pytest.mark.parametrize(("cores", "ranks", "own"), [factory.slow(8, 2, 4), (6, 3, 2), (5, 5, 1)])
 def test_ranks_share_the_cores(cores, ranks, own):
     shared = dataclasses.replace(FREE, name="host", cores=cores, ranks_on_host=ranks)
     alone = dataclasses.replace(FREE, name="host", cores=own)

@@ -225,3 +225,16 @@ def test_what_a_thread_waits_for_is_told_from_other_threads_work(monkeypatch, pr
     assert waiting.since(waiting.read()) == (waited, spun)
     readings += [host.Reading(7, 7, before, 5), host.Reading(67, 7 + process, after, 5)]
     assert waiting.since(waiting.read()) == (min(waited, 0), spun)  # it never let go of its core: a hypervisor took it
+
+
+@pytest.mark.parametrize(("times", "waited"), [(1, 55), (4, 40), (8, 20), (12, 20), (-1, 20)])
+def test_who_let_go_of_its_core_once_did_not_wait_for_the_interpreters_lock_for_long(monkeypatch, times, waited):
+    """It asks for it every 5 ms. The other thread, as that which sends a worker's batches, had no core for 40 of 60."""
+    holder = threading.Thread()
+    holder._native_id = PYTHON
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), holder])
+    monkeypatch.setattr(sys, "getswitchinterval", lambda: 0.0049)
+    waiting, before = host.WaitingTime(), {MINE: (0, 0), PYTHON: (0, 0)}
+    after = host.Reading(60_000_000, 0, {MINE: (0, 0), PYTHON: (0, 40_000_000)}, times)
+    monkeypatch.setattr(waiting, "read", lambda: after)
+    assert waiting.since(host.Reading(0, 0, before, min(times, 0))) == (waited * 1_000_000, 0)
