@@ -364,8 +364,9 @@ class Numbers {
     for (const name of ["problem", "link", "copied", "language"]) this[name] = find(name);
     const { settings, wrong } = this.asked();
     const later = fresh => {
+      this.say(fresh);
       clearTimeout(this.later);
-      this.later = setTimeout(() => this.keep(fresh), 150); // a browser takes only so many
+      this.later = setTimeout(() => this.keep(), 400); // Safari takes 100 addresses in 30 s
     };
     this.explorer = new Explorer(place.querySelector(".lv-explorer"), { tables, settings }, later);
     place.querySelector(".link").hidden = false;
@@ -373,27 +374,33 @@ class Numbers {
     addEventListener("hashchange", () => {
       if (/^#[\w-]+$/.test(location.hash)) return; // a place in the page
       const { settings: other, wrong: ill } = this.asked();
-      clearTimeout(this.later);
       this.explorer.show(other);
-      this.keep(other, ill);
+      clearTimeout(this.later);
+      this.say(other, ill);
+      if (!ill) this.keep();
     });
-    this.keep(settings, wrong);
+    this.say(settings, wrong);
+    if (!wrong) this.keep();
   }
 
   asked() {
     return settingsOf(location.hash, this.tables);
   }
 
-  /** The address says what is shown; a place in the page that it named stays. */
-  keep(settings, wrong = false) {
-    const hash = addressOf(settings, this.tables),
-      base = location.href.split("#")[0];
+  /** Links have what is shown, and what was wrong is said, in the same frame as the picture. */
+  say(settings, wrong = false) {
+    this.hash = addressOf(settings, this.tables);
+    setText(this.problem, wrong ? this.texts["numbers-problem"] : "");
+    setText(this.copied, "");
+    this.link.value = location.href.split("#")[0] + this.hash;
+    this.language.hash = this.hash;
+  }
+
+  /** The address has it, too; a place in the page that it named stays. */
+  keep() {
     const isPlace = /^#[\w-]+$/.test(location.hash);
-    if (!wrong && !(isPlace && !hash)) history.replaceState(null, "", hash || base);
-    this.problem.textContent = wrong ? this.texts["numbers-problem"] : "";
-    this.link.value = base + hash;
-    this.copied.textContent = "";
-    this.language.hash = hash;
+    if (isPlace && !this.hash) return;
+    history.replaceState(null, "", this.hash || location.href.split("#")[0]);
   }
 
   copy() {

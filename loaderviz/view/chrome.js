@@ -10,6 +10,27 @@ function el(tag, className, text, attributes = {}) {
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   return node;
 }
+
+/** Write a text, unless it is there. */
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+/** Set an attribute, unless it is so. */
+function setAttribute(node, name, value) {
+  if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
+}
+
+/** Fill a place with nodes. What looks the same stays, so that nothing is laid out for it. */
+function renew(place, nodes) {
+  nodes.forEach((node, at) => {
+    const child = place.childNodes[at];
+    if (!child) place.append(node);
+    else if (!child.isEqualNode(node)) child.replaceWith(node);
+  });
+  while (place.childNodes.length > nodes.length) place.lastChild.remove();
+}
+
 const button = (text, title, act, className = "") => {
   const node = el("button", className, text, { type: "button", title, "aria-label": title });
   node.addEventListener("click", act);
@@ -141,7 +162,7 @@ const together = text => text.replace(/(?<=\d) (?=[nµm]?s\b|%)/g, "\u00a0");
 
 function fillWords(view) {
   const { ui, head, options } = view;
-  ui.title.textContent = together(view.title);
+  setText(ui.title, together(view.title));
   if (view.veiled && head.withheld)
     ui.title.append(
       button("what does it show?", "show what the picture says in words", () => view.unveil()),
@@ -151,18 +172,23 @@ function fillWords(view) {
   // words and numbers beside it say what its title would
   ui.card.classList.toggle("compact", Boolean(head.compact));
   ui.title.hidden = head.compact || !ui.title.firstChild;
-  ui.subtitle.textContent = [!head.compact && head.subtitle, options.difference]
-    .filter(Boolean)
-    .join(" · ");
+  const above = [!head.compact && head.subtitle, options.difference].filter(Boolean);
+  setText(ui.subtitle, above.join(" · "));
   ui.subtitle.hidden = (!head.compact || head.bare) && !ui.subtitle.textContent;
-  ui.notes.replaceChildren(...(head.notes ?? []).map(note => el("p", "", note)));
-  ui.byBatch.textContent = word(view, view.byBatch ? "colour: batches" : "colour: kinds");
+  renew(
+    ui.notes,
+    (head.notes ?? []).map(note => el("p", "", note)),
+  );
+  setText(ui.byBatch, word(view, view.byBatch ? "colour: batches" : "colour: kinds"));
   ui.byBatch.title = view.byBatch ? "colour by kind of span" : "colour by batch";
   ui.byBatch.hidden = !view.model.columns.batch.some(batch => batch >= 0);
   const told = head.parts.filter(
     part => part.where.length && !part.hero && !head.bare && !view.veiled,
   );
-  ui.wheres.replaceChildren(...told.map(part => whereBar(view, part)));
+  renew(
+    ui.wheres,
+    told.map(part => whereBar(view, part)),
+  );
   fillFindings(view);
   fillLegend(view);
 }
@@ -265,7 +291,7 @@ function fillLegend(view) {
       swatchNode(view, at),
     );
   }
-  ui.legend.replaceChildren(...entries);
+  renew(ui.legend, entries);
 }
 
 /** The findings and hazards: a line each that shows its evidence. */
@@ -340,6 +366,7 @@ function fillHeads(view) {
       el("span", "", text),
     );
     node.setAttribute("aria-expanded", String(!folded));
+    node.dataset.key = key;
     return node;
   };
   for (const row of view.rows) {
@@ -396,9 +423,9 @@ function fillHeads(view) {
       );
     }
   }
-  ui.heads.replaceChildren(...nodes);
+  renew(ui.heads, nodes);
   const folded = view.compared.some(index => view.folds.has(`p${index}`));
-  ui.foldAll.textContent = folded ? "unfold all" : "fold all";
+  setText(ui.foldAll, folded ? "unfold all" : "fold all");
   ui.foldAll.title = folded ? "show the lanes of each" : "show one row for each";
   ui.foldAll.hidden = view.compared.length < 2;
   if (giveRoom(view)) view.relayout();
@@ -494,8 +521,9 @@ function drawAxis(view) {
     { fine } = view.ticks;
   ruler.style.backgroundPosition = `${(Math.ceil(from / fine) * fine - from) * k - 0.5}px 100%`;
   ruler.style.backgroundSize = `${fine * k}px 3px`;
-  ruler.replaceChildren(
-    ...view.ticks.times.map(time => {
+  renew(
+    ruler,
+    view.ticks.times.map(time => {
       const node = el("span", "tick", view.ticks.write(time)),
         x = (time - from) * k;
       node.style.left = `${x}px`;
@@ -505,8 +533,8 @@ function drawAxis(view) {
     }),
   );
   placeHeroes(view);
-  view.ui.corner.textContent =
-    duration(to - from) + (view.headWidth > 120 ? ` ${word(view, "shown")}` : "");
+  const shownWord = view.headWidth > 120 ? ` ${word(view, "shown")}` : "";
+  setText(view.ui.corner, duration(to - from) + shownWord);
 }
 
 const MINI = 22; // CSS px, as in view.css

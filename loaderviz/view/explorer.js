@@ -415,7 +415,7 @@ class Explorer {
   showControls() {
     const { settings } = this;
     for (const [name, { node, set }] of Object.entries(this.controls)) {
-      set(settings[name]);
+      if (this.shown?.[name] !== settings[name]) set(settings[name]);
       node.disabled = settings.resident
         ? OF_LOADING.includes(name)
         : name === "lifetime" && !settings.side_stream;
@@ -423,8 +423,9 @@ class Explorer {
     }
     Object.values(this.tables.presets).forEach((preset, at) => {
       const on = Object.entries(preset).every(([name, value]) => settings[name] === value);
-      this.presets[at].setAttribute("aria-pressed", on);
+      setAttribute(this.presets[at], "aria-pressed", on);
     });
+    this.shown = settings;
   }
 
   draw(former) {
@@ -450,18 +451,19 @@ class Explorer {
       [labels.hidden, summary.overlap === null ? texts.no_copies : share(summary.overlap)],
       [labels.limit, summary.headroom === null ? "–" : times(summary.headroom)],
     ];
-    this.numbers.replaceChildren(
-      ...shown.map(([name, value]) => {
-        const pair = el("div");
-        pair.append(el("div", "lv-name", name), el("div", "lv-value", value));
-        return pair;
-      }),
-    );
-    if (this.code.textContent !== program.text) {
-      this.code.textContent = program.text;
+    const pairs = shown.map(([name, value]) => {
+      const pair = el("div");
+      pair.append(el("div", "lv-name", name), el("div", "lv-value", value));
+      return pair;
+    });
+    renew(this.numbers, pairs);
+    setText(this.words, text);
+    if (this.code.textContent === program.text) return;
+    this.code.textContent = program.text;
+    requestAnimationFrame(() => {
+      // when all is written, so that it is laid out once
       this.code.scrollTop = this.code.scrollHeight; // its end, where the loop is
-    }
-    this.words.textContent = text;
+    });
   }
 
   /** Without `https` a page has no clipboard: then the code is selected and copied. */

@@ -212,7 +212,7 @@ class View {
       waysOf: new Map(),
     });
     if (first || before.parts.length !== head.parts.length) this.foldAsTold();
-    this.theme = readTheme(this.host, head);
+    if (first || before.styles !== head.styles) this.theme = readTheme(this.host, head);
     this.swatches = swatchesOf(head, this.model.columns, this.byBatch);
     this.veiled = head.withheld !== undefined;
     describeHost(this);
@@ -294,7 +294,6 @@ class View {
       if (trackIn(row) && !this.rowOfTrack.has(trackIn(row)))
         this.rowOfTrack.set(trackIn(row), row);
     for (const row of rows) if (row.track) this.rowOfTrack.set(row.track, row);
-    this.ui.inner.style.height = `${height}px`;
     if (this.head.height)
       this.tall ??= Math.max(this.head.height, Math.min(420, innerHeight - this.head.beside));
     const most = this.head.height
@@ -304,18 +303,28 @@ class View {
         : this.grown || this.compared.length > 1
           ? 2_000
           : (this.head.most ?? 480);
-    this.ui.scroll.style.height = `${this.head.height ? most : Math.min(height, most)}px`;
+    const heights = [height, this.head.height ? most : Math.min(height, most)].map(px => `${px}px`);
+    if (this.room && String(heights) === String(this.heights)) return this.fit();
+    this.heights = heights;
+    [this.ui.inner.style.height, this.ui.scroll.style.height] = heights;
     this.resize();
   }
 
-  /** Fit the canvases to the room there is; the picture is drawn when the browser next draws. */
+  /** Measure the room there is, which the browser has to lay the page out for. */
   resize() {
-    const { ui } = this,
-      width = ui.stage.clientWidth,
-      height = ui.scroll.clientHeight,
-      dpr = devicePixelRatio || 1;
-    if (!width || !height) return;
+    const { stage, scroll } = this.ui;
+    const [width, height, inside] = [stage.clientWidth, scroll.clientHeight, scroll.clientWidth];
+    this.room = width && height ? { width, height, inside } : null;
+    if (!this.room) return;
     views.add(this); // also when it comes back into the page
+    this.fit();
+  }
+
+  /** Fit the canvases to the room; the picture is drawn when the browser next draws. */
+  fit() {
+    const { ui } = this,
+      { width, height, inside } = this.room,
+      dpr = devicePixelRatio || 1;
     const narrowed = !this.width || width < NARROW !== this.width < NARROW;
     this.width = width;
     const heads = Math.round(Math.min(this.headRoom(width < NARROW), 0.34 * width));
@@ -324,7 +333,7 @@ class View {
       return this.relayout();
     }
     this.headWidth = heads;
-    const plot = Math.max(40, ui.scroll.clientWidth - heads);
+    const plot = Math.max(40, inside - heads);
     if (dpr !== this.surface.dpr) this.theme.patterns.clear();
     this.surface = { width: plot, height, dpr };
     const [across, down] = [Math.round(plot * dpr), Math.round(height * dpr)];
@@ -333,8 +342,13 @@ class View {
       Object.assign(canvas, { width: across, height: down });
       Object.assign(canvas.style, { width: `${plot}px`, height: `${height}px` });
     }
-    ui.card.style.setProperty("--heads", `${heads}px`);
-    ui.card.style.setProperty("--plot", `${plot}px`);
+    for (const [name, px] of [
+      ["--heads", heads],
+      ["--plot", plot],
+    ]) {
+      if (ui.card.style.getPropertyValue(name) !== `${px}px`)
+        ui.card.style.setProperty(name, `${px}px`);
+    }
     fillHeads(this);
     drawAxis(this);
     this.redraw();
@@ -989,13 +1003,13 @@ function begin(host, head, columns, options = {}) {
 function describeHost(view) {
   const { host, head, ui, title, veiled } = view,
     twin = host.querySelector(":scope > .lv-twin");
-  host.setAttribute("role", "figure");
-  for (const node of [host, ui.stage]) node.setAttribute("aria-label", title || "timeline");
+  setAttribute(host, "role", "figure");
+  for (const node of [host, ui.stage]) setAttribute(node, "aria-label", title || "timeline");
   if (twin && !veiled) {
     twin.id ||= `lv-twin-${counter++}`;
     host.setAttribute("aria-describedby", twin.id);
   } else if (head.twin && !veiled) {
-    host.setAttribute("aria-description", head.twin);
+    setAttribute(host, "aria-description", head.twin);
   }
   host.querySelector(":scope > .lv-still")?.setAttribute("slot", "still");
 }
