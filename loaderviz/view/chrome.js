@@ -69,10 +69,14 @@ function build(view) {
   for (const [name, tag] of PIECES) ui[name] = el(tag, name);
   const set = (name, attributes) =>
     Object.entries(attributes).forEach(pair => ui[name].setAttribute(...pair));
-  set("tools", { role: "toolbar", "aria-label": "timeline" });
-  set("stage", { tabindex: "0", role: "application", "aria-roledescription": "timeline" });
+  set("tools", { role: "toolbar", "aria-label": word(view, "timeline") });
+  set("stage", {
+    tabindex: "0",
+    role: "application",
+    "aria-roledescription": word(view, "timeline"),
+  });
   set("live", { role: "status", "aria-live": "polite" });
-  set("ruler", { title: "drag to measure" });
+  set("ruler", { title: word(view, "drag to measure") });
   for (const name of ["mini", "tip"]) set(name, { "aria-hidden": "true" });
   const below = el("slot", "", undefined, { name: "below" }),
     still = el("slot", "paper", undefined, { name: "still" });
@@ -81,38 +85,33 @@ function build(view) {
   ui.inner.append(ui.stick, ui.heads);
   ui.scroll.append(ui.inner);
   ui.stage.append(ui.mini, ui.axis, ui.scroll, ui.hint, ui.tip);
-  ui.card.append(
-    ui.title,
-    ui.subtitle,
-    ui.wheres,
-    ui.tools,
-    ui.help,
-    ui.stage,
-    still,
-    ui.detail,
-    ui.legend,
-    ui.findings,
-    ui.table,
-    ui.notes,
-    ui.live,
-    below,
-  );
+  ui.card.append(ui.title, ui.subtitle, ui.wheres, ui.tools, ui.help, ui.stage, still, ui.detail);
+  ui.card.append(ui.legend, ui.findings, ui.table, ui.notes, ui.live, below);
   ui.table.append(el("summary", "", word(view, "as a table")));
   ui.table.addEventListener("toggle", () => ui.table.open && fillTable(view));
   ui.help.hidden = ui.tip.hidden = ui.hint.hidden = true;
-  for (const [keys, what] of KEYS) ui.help.append(el("dt", "", keys), el("dd", "", what));
+  for (const [keys, what] of KEYS) {
+    ui.help.append(el("dt", "", word(view, keys)), el("dd", "", word(view, what)));
+  }
   buildTools(view);
   return ui;
 }
 
+const toggleHelp = ({ ui }) => ui.help.toggleAttribute("hidden");
+
 function buildTools(view) {
   const { ui } = view;
-  ui.play = button("▶", "play (space)", () => (view.playing ? view.pause() : view.play()), "icon");
+  ui.play = button(
+    "▶",
+    word(view, "play (space)"),
+    () => (view.playing ? view.pause() : view.play()),
+    "icon",
+  );
   ui.clock = el("span", "clock");
   ui.search = el("input", "search", undefined, {
     type: "search",
     placeholder: `${word(view, "search")}  /`,
-    "aria-label": "search names or a batch",
+    "aria-label": word(view, "search names or a batch"),
   });
   ui.count = el("span", "count");
   ui.byBatch = button("", "", () => view.setColor(!view.byBatch));
@@ -137,22 +136,15 @@ function buildTools(view) {
   };
   ui.tools.append(
     group(
-      button(word(view, "show all"), "show all (0)", () => view.goAll()),
-      button("+", "zoom in (W)", () => view.zoom(0.5), "icon"),
-      button("−", "zoom out (S)", () => view.zoom(2), "icon"),
+      button(word(view, "show all"), word(view, "show all (0)"), () => view.goAll()),
+      button("+", word(view, "zoom in (W)"), () => view.zoom(0.5), "icon"),
+      button("−", word(view, "zoom out (S)"), () => view.zoom(2), "icon"),
     ),
     ui.play,
     group(ui.search, ui.count),
     ui.byBatch,
     ui.foldAll,
-    button(
-      "?",
-      "keys",
-      () => {
-        ui.help.hidden = !ui.help.hidden;
-      },
-      "icon",
-    ),
+    button("?", word(view, "keys"), () => toggleHelp(view), "icon"),
     ui.clock,
   );
 }
@@ -165,7 +157,11 @@ function fillWords(view) {
   setText(ui.title, together(view.title));
   if (view.veiled && head.withheld)
     ui.title.append(
-      button("what does it show?", "show what the picture says in words", () => view.unveil()),
+      button(
+        word(view, "what does it show?"),
+        word(view, "show what the picture says in words"),
+        () => view.unveil(),
+      ),
     );
   // the page around it has words and controls
   ui.card.classList.toggle("plain", Boolean(head.plain));
@@ -180,7 +176,7 @@ function fillWords(view) {
     (head.notes ?? []).map(note => el("p", "", note)),
   );
   setText(ui.byBatch, word(view, view.byBatch ? "colour: batches" : "colour: kinds"));
-  ui.byBatch.title = view.byBatch ? "colour by kind of span" : "colour by batch";
+  ui.byBatch.title = word(view, view.byBatch ? "colour by kind of span" : "colour by batch");
   ui.byBatch.hidden = !view.model.columns.batch.some(batch => batch >= 0);
   const told = head.parts.filter(
     part => part.where.length && !part.hero && !head.bare && !view.veiled,
@@ -202,7 +198,11 @@ function stack(view, part) {
       .filter(each => each.ns > 0)
       .map(each => {
         const piece = el("span", "piece", undefined, {
-          title: `${each.name}: ${duration(each.ns)}, ${share(each.ns / whole)}`,
+          title: word(view, "{name}: {time}, {share}", {
+            name: word(view, each.name),
+            time: duration(each.ns),
+            share: share(each.ns / whole),
+          }),
         });
         piece.style.width = `${(100 * each.ns) / whole}%`;
         piece.append(swatchNode(view, each.key));
@@ -281,33 +281,31 @@ function fillLegend(view) {
       .filter(Boolean)
       .reverse();
   if (thick) entry("thick: kernel", el("i", "swatch shape"));
-  if (thin.length) entry(`thin: ${thin.join(", ")}`, el("i", "swatch shape thin"));
+  if (thin.length) {
+    const names = thin.map(each => word(view, each)).join(word(view, ", "));
+    entry(word(view, "thin: {names}", { names }), el("i", "swatch shape thin"));
+  }
   const noBatch = at => view.byBatch && view.head.styles[at].by_batch;
   const known = [...kinds].sort((one, other) => one - other);
   if (known.some(noBatch)) entry("no batch", swatchNode(view, first + view.head.batches.length));
   for (const at of known.filter(each => !noBatch(each))) {
-    entry(
-      `${view.head.styles[at].state ? "GPU: " : ""}${view.head.styles[at].name}`,
-      swatchNode(view, at),
-    );
+    const { state } = view.head.styles[at],
+      name = word(view, view.head.styles[at].name);
+    entry(state ? word(view, "GPU: {name}", { name }) : name, swatchNode(view, at));
   }
   renew(ui.legend, entries);
+}
+
+/** A hazard as a finding. */
+function raceOf(mark) {
+  return { ...mark, title: mark.kind, change: mark.report ? "" : mark.missing, race: true };
 }
 
 /** The findings and hazards: a line each that shows its evidence. */
 function fillFindings(view) {
   const lines = [];
   view.head.parts.forEach((part, index) => {
-    (part.marks ?? []).forEach(mark =>
-      lines.push(
-        findingNode(view, index, {
-          ...mark,
-          title: mark.kind,
-          change: mark.report ? "" : mark.missing,
-          race: true,
-        }),
-      ),
-    );
+    (part.marks ?? []).forEach(mark => lines.push(findingNode(view, index, raceOf(mark))));
     (part.findings ?? []).forEach(finding => lines.push(findingNode(view, index, finding)));
   });
   view.ui.card.insertBefore(
@@ -328,8 +326,8 @@ function findingNode(view, part, finding) {
     el("span", "", finding.race ? ` ${finding.text}` : ""),
   );
   const show = button(
-    "show",
-    `show the evidence: ${finding.title}`,
+    word(view, "show"),
+    word(view, "show the evidence: {title}", { title: finding.title }),
     () => view.showEvidence(part, finding),
     "show",
   );
@@ -357,7 +355,7 @@ function fillHeads(view) {
   const fold = (key, folded, text, title, className) => {
     const node = button(
       "",
-      `${folded ? "unfold" : "fold"} ${title}`,
+      word(view, folded ? "unfold {name}" : "fold {name}", { name: title }),
       () => view.toggle(key),
       `head ${className}`,
     );
@@ -373,60 +371,32 @@ function fillHeads(view) {
     const part = model.parts[row.part],
       { name } = part;
     if (row.type === "part" || row.type === "ghost") {
-      put(
-        row,
-        fold(`p${row.part}`, row.folded, name, name, row.type),
-        row.hero ? HERO_BAR : row.height,
-      );
+      const node = fold(`p${row.part}`, row.folded, name, name, row.type);
+      put(row, node, row.hero ? HERO_BAR : row.height);
       if (row.ghost) nodes.push(told(view, row, part.ghost.label));
       else if (row.hero && !view.veiled) nodes.push(told(view, row, ...heroWords(view, part)));
       else if (!row.hero && part.finding) nodes.push(told(view, row, part.finding));
     } else if (row.type === "group") {
       const { name: text } = part.groups[row.group];
-      put(
-        row,
-        fold(
-          `g${row.part}.${row.group}`,
-          row.folded,
-          text,
-          text,
-          `group ${row.height > FOLDED ? "" : "small"}`,
-        ),
-      );
+      const look = `group ${row.height > FOLDED ? "" : "small"}`;
+      put(row, fold(`g${row.part}.${row.group}`, row.folded, text, text, look));
     } else if (row.type === "curve") {
-      put(
-        row,
-        el(
-          "span",
-          "head curve",
-          [
-            part.strips[row.strip].name,
-            part.strips[row.strip].text?.replace(/ (?=%)|(?<=[<>]) /g, "\u00a0"),
-          ]
-            .filter(Boolean)
-            .join(": "),
-        ),
-      );
+      const { name: what, text } = part.strips[row.strip];
+      const words = [what, text?.replace(/ (?=%)|(?<=[<>]) /g, "\u00a0")].filter(Boolean);
+      put(row, el("span", "head curve", words.join(": ")));
     } else if (row.level === 0) {
       const lane = part.lanes[row.lane],
         tall = lane.tracks.length;
-      put(
-        row,
-        fold(
-          `l${row.part}.${row.lane}`,
-          row.folded,
-          word(view, narrow ? lane.short || lane.name : lane.name),
-          word(view, lane.title || lane.name),
-          `lane ${row.folded ? "small" : ""}`,
-        ),
-        tall * row.height,
-      );
+      const text = word(view, narrow ? lane.short || lane.name : lane.name),
+        title = word(view, lane.title || lane.name),
+        look = `lane ${row.folded ? "small" : ""}`;
+      put(row, fold(`l${row.part}.${row.lane}`, row.folded, text, title, look), tall * row.height);
     }
   }
   renew(ui.heads, nodes);
   const folded = view.compared.some(index => view.folds.has(`p${index}`));
-  setText(ui.foldAll, folded ? "unfold all" : "fold all");
-  ui.foldAll.title = folded ? "show the lanes of each" : "show one row for each";
+  setText(ui.foldAll, word(view, folded ? "unfold all" : "fold all"));
+  ui.foldAll.title = word(view, folded ? "show the lanes of each" : "show one row for each");
   ui.foldAll.hidden = view.compared.length < 2;
   if (giveRoom(view)) view.relayout();
   else placeHeroes(view);
@@ -457,13 +427,6 @@ function told(view, row, ...words) {
   return node;
 }
 
-/** A word of the picture in the language of the head; "#" stands for a number. */
-function word(view, text) {
-  const { words } = view.head,
-    [found = ""] = /\d[\d.,]*/.exec(text) ?? [];
-  return words?.[text] ?? words?.[text.replace(found, "#")]?.replace("#", found) ?? text;
-}
-
 /** Of a loader: what the GPU does in words, and at its end the time of a step and the speed-up. */
 function heroWords(view, part) {
   const { hero } = part;
@@ -475,23 +438,15 @@ function heroWords(view, part) {
     );
     return each;
   };
-  const end = el(
-    "b",
-    "",
-    [
-      hero.step != null ? word(view, "{step} a step").replace("{step}", duration(hero.step)) : "",
-      hero.speedup != null ? times(hero.speedup) : "",
-    ]
-      .filter(Boolean)
-      .join(" · "),
-  );
+  const step = hero.step != null && word(view, "{step} a step", { step: duration(hero.step) });
+  const words = [step, hero.speedup != null && times(hero.speedup)].filter(Boolean);
   return [
     stack(view, part),
     el("span", "entry", `${word(view, "GPU computes")} ${share(hero.busy)}`),
     piece("copy exposed", hero.exposed),
     piece("copy hidden", hero.hidden),
     piece("idle", hero.idle),
-    end,
+    el("b", "", words.join(" · ")),
   ];
 }
 
@@ -599,6 +554,8 @@ function miniImage(view, width, height) {
   return canvas;
 }
 
+const pieceOf = (view, from, to) =>
+  word(view, "{from} to {to}", { from: duration(from), to: duration(to) });
 const LONGEST = 100; // rows of the table
 
 /** What is in the window as a table: the shares of each lane, and its longest spans. Filled when it
@@ -610,7 +567,7 @@ function fillTable(view) {
     table = (caption, heads, rows) => {
       const node = el("table"),
         head = el("tr");
-      head.append(...heads.map(text => el("th", "", text, { scope: "col" })));
+      head.append(...heads.map(text => el("th", "", word(view, text), { scope: "col" })));
       node.append(
         el("caption", "", caption),
         head,
@@ -627,7 +584,7 @@ function fillTable(view) {
     };
   const tracks = model.tracks.filter(track => view.partShown(track.part) && !track.mirror),
     lane = track =>
-      [model.parts[track.part].name, model.lane(track).name].filter(Boolean).join(": ");
+      [model.parts[track.part].name, word(view, model.lane(track).name)].filter(Boolean).join(": ");
   const shares = tracks
     .filter(track => track.index === 0)
     .map(track => {
@@ -643,7 +600,7 @@ function fillTable(view) {
     .sort(([one], [other]) => end[other] - start[other] - (end[one] - start[one]))
     .slice(0, LONGEST)
     .map(([bar, track]) => [
-      model.name(bar),
+      word(view, model.name(bar)),
       lane(track),
       model.columns.batch[bar] >= 0 ? `${model.columns.batch[bar]}` : "",
       duration(start[bar]),
@@ -651,9 +608,9 @@ function fillTable(view) {
     ]);
   view.ui.table.replaceChildren(
     el("summary", "", word(view, "as a table")),
-    table(`${duration(from)} to ${duration(to)}`, ["lane", "spans", "busy"], shares),
+    table(pieceOf(view, from, to), ["lane", "spans", "busy"], shares),
     table(
-      `the ${longest.length} longest spans`,
+      word(view, "the {count} longest spans", { count: longest.length }),
       ["span", "lane", "batch", "from", "length"],
       longest,
     ),
@@ -668,19 +625,21 @@ function fillDetail(view) {
     const [from, to] = [...view.measure].sort((one, other) => one - other);
     detail.replaceChildren(
       el("b", "", duration(to - from)),
-      button("zoom here", "zoom to the measured time", () => {
+      button(word(view, "zoom here"), word(view, "zoom to the measured time"), () => {
         view.measure = null;
         view.go(from, to);
       }),
-      button("×", "end measuring (Esc)", () => view.clear(), "icon"),
+      button("×", word(view, "end measuring (Esc)"), () => view.clear(), "icon"),
       ...measured(model, from, to).map(text => el("p", "", text)),
     );
   } else if (view.selection >= 0) {
     const [name, ...lines] = facts(model, view.selection);
     detail.replaceChildren(
       el("b", "", name),
-      button("zoom to it", "zoom to the selection (Enter)", () => view.fit(view.selection)),
-      button("×", "end the selection (Esc)", () => view.clear(), "icon"),
+      button(word(view, "zoom to it"), word(view, "zoom to the selection (Enter)"), () =>
+        view.fit(view.selection),
+      ),
+      button("×", word(view, "end the selection (Esc)"), () => view.clear(), "icon"),
       el("p", "", lines.join(" · ")),
       ...story(model, view.selection).map(text => el("p", "story", text)),
     );
@@ -701,10 +660,11 @@ function measured(model, from, to) {
       const told = model.head.styles
         .filter(style => shares[style.key])
         .map(({ key, name }) => {
-          return `${name} ${duration(shares[key])} (${share(shares[key] / (to - from))})`;
+          const time = duration(shares[key]);
+          return `${word(model, name)} ${time} (${share(shares[key] / (to - from))})`;
         });
-      const of = [part.name, lane.name].filter(Boolean).join(", ");
-      return `${of}: ${told.join(", ") || "nothing"}`;
+      const of = [part.name, word(model, lane.name)].filter(Boolean).join(", ");
+      return `${of}: ${told.join(", ") || word(model, "nothing")}`;
     });
 }
 
@@ -732,11 +692,14 @@ function placeTip(view, x, y) {
 }
 
 function crowdWords(model, hit) {
-  const { start, end } = model.columns;
+  const { start, end } = model.columns,
+    { longest, from, to } = hit;
+  const busy = { share: share(hit.busy), time: duration(to - from) };
+  const most = { thing: thing(model, longest), time: duration(end[longest] - start[longest]) };
   return [
-    plural(hit.count, "span"),
-    `busy ${share(hit.busy)} of ${duration(hit.to - hit.from)}`,
-    model.lane(hit.trackRef).name,
-    `the longest: ${thing(model, hit.longest)}, ${duration(end[hit.longest] - start[hit.longest])}`,
+    spans(model, hit.count),
+    word(model, "busy {share} of {time}", busy),
+    word(model, model.lane(hit.trackRef).name),
+    word(model, "the longest: {thing}, {time}", most),
   ];
 }

@@ -466,16 +466,8 @@ function paintRects(context, frame) {
   for (const [at, ...place] of frame.runs) {
     const look = theme.swatches[at],
       [ends, y, height, ghost] = place;
-    write(
-      context,
-      frame,
-      [look.name, look.name.replace(/^copy /, "")],
-      ends,
-      y,
-      height,
-      look,
-      ghost,
-    );
+    const names = [look.name, look.name.replace(/^copy /, "")];
+    write(context, frame, names, ends, y, height, look, ghost);
   }
   view.drawn.labels = frame.labels;
 }
@@ -514,7 +506,7 @@ function labelsOf(view, bar) {
     { batch, cause, nbytes, count } = model.columns,
     style = model.style(bar),
     name = model.name(bar);
-  if (count[bar] > 1) return [plural(count[bar], "span"), number(count[bar])];
+  if (count[bar] > 1) return [spans(view, count[bar]), number(count[bar])];
   const of = batch[bar] >= 0 ? `${batch[bar]}` : "",
     short = shortName(name),
     bare = short.replace(/^(cuda|hip)(?=[A-Z])/, "");
@@ -535,7 +527,8 @@ function labelsOf(view, bar) {
   }
   function withBatch(texts, shorter = []) {
     if (!view.byBatch || !style.by_batch || !of) return texts;
-    return [...texts.map(text => `batch ${of}: ${text}`), ...shorter, `batch ${of}`, of];
+    const long = name => word(view, "batch {batch}: {name}", { batch: of, name });
+    return [...texts.map(long), ...shorter, `batch ${of}`, of];
   }
 }
 
@@ -974,7 +967,8 @@ function drawDifference(context, frame) {
   context.stroke();
   context.setLineDash([]);
   if (before === now) return;
-  const text = `before: ${duration(Math.abs(before - now))} ${before > now ? "more" : "less"}`;
+  const time = duration(Math.abs(before - now));
+  const text = word(view, before > now ? "before: {time} more" : "before: {time} less", { time });
   tag(context, frame, text, x + 6 * dpr, 14 * dpr, theme.ink);
 }
 
@@ -1000,7 +994,7 @@ function drawGhostGain(context, frame) {
       [from, to] = [until - gain, until].map(time => (time - frame.from) * frame.k);
     const [top, height] = rowBox(row),
       y = (top + height / 2 - frame.top) * dpr,
-      text = `${duration(gain)} gained`;
+      text = word(frame.view, "{time} gained", { time: duration(gain) });
     context.strokeStyle = context.fillStyle = theme.ink;
     context.lineWidth = 1.5 * dpr;
     context.beginPath();
@@ -1064,7 +1058,7 @@ function drawRunner(context, frame, row, x) {
     end = model.ends[row.part],
     done = view.time >= end,
     [y, height] = rowBox(row);
-  const text = done ? `done: ${duration(end)}` : duration(view.time),
+  const text = done ? word(view, "done: {time}", { time: duration(end) }) : duration(view.time),
     width = view.textWidth(text) * BOLD * dpr,
     at = done ? (end - frame.from) * frame.k : x;
   const left = Math.max(2 * dpr, Math.min(frame.width - width - 10 * dpr, at - width - 10 * dpr)),

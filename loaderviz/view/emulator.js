@@ -284,19 +284,8 @@ class Runtime {
 
   note(start, name, kind = KIND.operator, { nbytes, correlation, pinned, cause } = {}) {
     const { now: end, main: lane, batch, source } = this;
-    return this.span({
-      start,
-      end,
-      lane,
-      kind,
-      name,
-      batch,
-      nbytes,
-      correlation,
-      pinned,
-      cause,
-      source,
-    });
+    const row = { start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source };
+    return this.span(row);
   }
 
   stream() {

@@ -5,9 +5,6 @@
 
 // ------------------------------------------------------------------------------------------- words
 
-/** A text of the table with its gaps filled. */
-const fill = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
-
 /** A small number as Python's %g writes it. */
 function general(value) {
   if (!value) return "0";

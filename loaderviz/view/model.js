@@ -305,8 +305,21 @@ const size = bytes => (bytes === 1 ? "1 byte" : withUnit(bytes, SIZES, "bytes"))
 const number = value => value.toLocaleString("en");
 const times = value =>
   `${value >= 99.95 ? number(+fixed(value, 0)) : fixed(value, value < 9.995 ? 2 : 1)}x`;
-const plural = (count, noun) =>
-  `${number(count)} ${noun}${count === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
+
+/** A text of the table with its gaps filled. */
+const fill = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+
+/** A word of the picture in the language of the head of `of`, by its English; "#" stands for a
+ * number, and what stands in braces is filled with `values`. */
+function word(of, text, values) {
+  const { words = {} } = of.head,
+    [found = ""] = /\d[\d.,]*/.exec(text) ?? [];
+  const known = [text, text.replace(found, "#")].find(each => Object.hasOwn(words, each));
+  const here = known === undefined ? text : words[known].replace("#", found);
+  return values ? fill(here, values) : here;
+}
+const spans = (of, count) =>
+  word(of, count === 1 ? "{count} span" : "{count} spans", { count: number(count) });
 
 function share(value) {
   const percent = 100 * value;
@@ -362,14 +375,24 @@ const NOUNS = {
   pin: "pinning",
 };
 
+const STATIONS = {
+  fetch: "fetched {time}",
+  pin: "pinned {time}",
+  copy_h2d: "copied {time}",
+  compute: "computed {time}",
+  communication: "communicated {time}",
+  copy_d2h: "copied back {time}",
+};
+
 /** A bar in a few words: "copy of batch 13", "kernel conv2d of batch 2", "cudaLaunchKernel". */
 function thing(model, bar) {
-  const key = model.style(bar).key,
+  const { key } = model.style(bar),
     batch = model.columns.batch[bar],
     name = shortName(model.name(bar));
-  const noun = NOUNS[key],
-    named = noun === "kernel" || noun === "collective" ? `${noun} ${name}` : (noun ?? name);
-  return batch >= 0 && noun ? `${named} of batch ${batch}` : named;
+  if (!NOUNS[key]) return name;
+  const noun = word(model, NOUNS[key]),
+    named = KERNELS.includes(key) ? word(model, "{noun} {name}", { noun, name }) : noun;
+  return batch >= 0 ? word(model, "{thing} of batch {batch}", { thing: named, batch }) : named;
 }
 
 /** How long a bar waited for another, ns: from when all else was ready until that one ended. */
@@ -390,46 +413,51 @@ function waited(model, bar, other) {
 function story(model, bar) {
   const { start, end, arrow, tail, head, cause, batch } = model.columns,
     said = [],
-    waits = at => arrow[at] === 1;
-  for (const at of Array.from(model.into(bar)).filter(waits)) {
+    waits = at => arrow[at] === 1,
+    into = Array.from(model.into(bar)),
+    after = Array.from(model.outOf(bar));
+  const say = (text, values) => said.push(word(model, text, values));
+  for (const at of into.filter(waits)) {
     const time = waited(model, bar, tail[at]);
-    if (time > 0) said.push(`waits ${duration(time)} for the ${thing(model, tail[at])}`);
+    const values = { time: duration(time), thing: thing(model, tail[at]) };
+    if (time > 0) say("waits {time} for the {thing}", values);
   }
-  const after = Array.from(model.outOf(bar)),
-    edge = Array.from(model.into(bar)).find(waits);
+  const edge = into.find(waits);
   const gap = (from, to) => duration(Math.max(0, to - from));
   if (!said.length && edge !== undefined) {
-    said.push(
-      `ordered after the ${thing(model, tail[edge])}, which ended ${gap(end[tail[edge]], start[bar])} before`,
-    );
+    const values = { thing: thing(model, tail[edge]), gap: gap(end[tail[edge]], start[bar]) };
+    say("ordered after the {thing}, which ended {gap} before", values);
   }
-  const blocked = cause[bar] > 0 ? blocker(model, bar) : -1;
-  if (cause[bar] > 0) {
-    const where = blocked >= 0 && model.lane(model.trackOf(blocked)).name;
-    const until = blocked >= 0 ? `, until the ${thing(model, blocked)} ends (${where})` : "";
-    said.push(
-      `host blocked ${duration(end[bar] - start[bar])}: ${model.head.causes[cause[bar]]}${until}`,
-    );
-  }
+  if (cause[bar] > 0) said.push(blocked(model, bar));
   for (const at of after.filter(waits).slice(0, 3)) {
     const time = waited(model, head[at], bar);
-    said.push(
-      `the ${thing(model, head[at])} waits for it${time > 0 ? ` (${duration(time)})` : ""}`,
-    );
+    const values = { thing: thing(model, head[at]), time: duration(time) };
+    say(time > 0 ? "the {thing} waits for it ({time})" : "the {thing} waits for it", values);
   }
-  const call = Array.from(model.into(bar)).find(at => arrow[at] === 0),
+  const call = into.find(at => arrow[at] === 0),
     work = after.find(at => arrow[at] === 0);
   if (call !== undefined) {
-    said.push(
-      `launched by ${model.name(tail[call])}, ${gap(start[tail[call]], start[bar])} before it starts`,
-    );
+    const values = { name: model.name(tail[call]), gap: gap(start[tail[call]], start[bar]) };
+    say("launched by {name}, {gap} before it starts", values);
   }
   if (work !== undefined) {
-    const later = gap(start[bar], start[head[work]]);
-    said.push(`launches the ${thing(model, head[work])}, which starts ${later} later`);
+    const values = { thing: thing(model, head[work]), gap: gap(start[bar], start[head[work]]) };
+    say("launches the {thing}, which starts {gap} later", values);
   }
   if (batch[bar] >= 0) said.push(journey(model, model.trackOf(bar).part, batch[bar]));
   return said.filter(Boolean);
+}
+
+/** How long the host is blocked, by what, and until when. */
+function blocked(model, bar) {
+  const { start, end, cause } = model.columns,
+    by = blocker(model, bar);
+  const words = word(model, model.head.causes[cause[bar]]);
+  const values = { time: duration(end[bar] - start[bar]), cause: words };
+  if (by < 0) return word(model, "host blocked {time}: {cause}", values);
+  const where = word(model, model.lane(model.trackOf(by)).name);
+  const until = { ...values, thing: thing(model, by), where };
+  return word(model, "host blocked {time}: {cause}, until the {thing} ends ({where})", until);
 }
 
 /** What a blocked host waited for: the last thing to end in its wait, of the next batch if it waits
@@ -477,47 +505,48 @@ function journey(model, part, batch) {
     sum.time += time;
     if (hidden[bar] <= 200) sum.hidden += (time * hidden[bar]) / 200;
   }
-  const verbs = {
-    fetch: "fetched",
-    pin: "pinned",
-    copy_h2d: "copied",
-    compute: "computed",
-    communication: "communicated",
-    copy_d2h: "copied back",
-  };
-  const told = Object.entries(verbs)
+  const told = Object.entries(STATIONS)
     .filter(([key]) => sums[key])
-    .map(([key, verb]) => {
-      const { time, hidden: under } = sums[key];
-      return `${verb} ${duration(time)}${key === "copy_h2d" && time ? ` (${share(under / time)} hidden)` : ""}`;
+    .map(([key, text]) => {
+      const { time, hidden: under } = sums[key],
+        isCopy = key === "copy_h2d" && time;
+      const values = { time: duration(time), share: share(under / time) };
+      return word(model, isCopy ? "copied {time} ({share} hidden)" : text, values);
     });
   const whole = Math.max(...bars.map(bar => end[bar])) - start[bars[0]];
-  return `batch ${batch}: ${told.join(", ")}; ${duration(whole)} from first to last`;
+  const values = { batch, told: told.join(word(model, ", ")), time: duration(whole) };
+  return word(model, "batch {batch}: {told}; {time} from first to last", values);
 }
 
 /** All that is known of a bar, a line each; the first is its name. */
 function facts(model, bar) {
   const { start, end, batch, nbytes, pinned, hidden, source, count } = model.columns,
-    lane = model.lane(model.trackOf(bar)),
-    time = end[bar] - start[bar];
-  if (count[bar] > 1)
-    return [
-      plural(count[bar], "span"),
-      `${model.style(bar).name}, ${duration(time)} in all`,
-      lane.title || lane.name,
-      "kept here as one bar; loaderviz.export.to_html() has each of them",
-    ];
-  const lines = [
-    model.name(bar) || model.style(bar).name,
-    `${lane.title || lane.name}${batch[bar] >= 0 ? `, batch ${batch[bar]}` : ""}`,
-    `${duration(time)}, from ${duration(start[bar])}`,
-  ];
-  if (nbytes[bar] >= 0)
-    lines.push(
-      size(nbytes[bar]) + (time && nbytes[bar] ? `, ${size((1e9 * nbytes[bar]) / time)}/s` : ""),
-    );
-  if (pinned[bar]) lines.push(pinned[bar] === 2 ? "pinned host memory" : "pageable host memory");
-  if (hidden[bar] <= 200) lines.push(`${share(hidden[bar] / 200)} of it hidden under kernels`);
-  if (source[bar]) lines.push(model.head.sources[source[bar]]);
+    { title, name } = model.lane(model.trackOf(bar)),
+    lane = word(model, title || name),
+    style = word(model, model.style(bar).name),
+    time = end[bar] - start[bar],
+    lines = [];
+  const say = (text, values) => lines.push(word(model, text, values));
+  if (count[bar] > 1) {
+    lines.push(spans(model, count[bar]));
+    say("{name}, {time} in all", { name: style, time: duration(time) });
+    lines.push(lane);
+    say("kept here as one bar; loaderviz.export.to_html() has each of them");
+    return lines;
+  }
+  lines.push(model.name(bar) ? word(model, model.name(bar)) : style);
+  if (batch[bar] >= 0) say("{lane}, batch {batch}", { lane, batch: batch[bar] });
+  else lines.push(lane);
+  say("{time}, from {start}", { time: duration(time), start: duration(start[bar]) });
+  if (nbytes[bar] >= 0) {
+    const whole = size(nbytes[bar]);
+    if (time && nbytes[bar])
+      say("{size}, {rate}/s", { size: whole, rate: size((1e9 * nbytes[bar]) / time) });
+    else lines.push(whole);
+  }
+  if (pinned[bar]) say(pinned[bar] === 2 ? "pinned host memory" : "pageable host memory");
+  if (hidden[bar] <= 200)
+    say("{share} of it hidden under kernels", { share: share(hidden[bar] / 200) });
+  if (source[bar]) say(model.head.sources[source[bar]]);
   return lines;
 }

@@ -322,7 +322,7 @@ function tracksOf(rows, spans) {
 function rounded(value) {
   const low = Math.floor(value),
     rest = value - low;
-  return rest === 0.5 ? low + (low % 2) : Math.round(value);
+  return rest === 0.5 ? low + Math.abs(low % 2) : Math.round(value);
 }
 
 const STATE_KEYS = {

@@ -34,9 +34,7 @@ function onKey(view, event) {
       " ": () => (view.playing ? view.pause() : view.play()),
       ".": () => view.stepEvent(1),
       ",": () => view.stepEvent(-1),
-      "?": () => {
-        view.ui.help.hidden = !view.ui.help.hidden;
-      },
+      "?": () => toggleHelp(view),
       Escape: () => view.clear(),
     }[event.key];
   act?.();
@@ -458,7 +456,7 @@ class View {
 
   go(from, to) {
     this.setWindow(from, to);
-    this.say(`${duration(from)} to ${duration(to)}`);
+    this.say(pieceOf(this, from, to));
   }
   goAll() {
     this.go(this.model.begin, this.model.end);
@@ -727,7 +725,7 @@ class View {
     this.ui.count.textContent = text.trim()
       ? this.found.list.length
         ? number(this.found.list.length)
-        : "nothing"
+        : word(this, "nothing")
       : "";
     this.redraw(true);
   }
@@ -855,25 +853,26 @@ class View {
   showClock() {
     const { play, clock } = this.ui;
     play.textContent = this.playing ? "❚❚" : "▶";
-    const slow = this.playing ? `, 1 ms = ${fourDigits(1e3 / this.speed)} s` : "";
-    clock.textContent = this.time < 0 ? "" : duration(this.time) + slow;
+    const values = { time: duration(this.time), seconds: fourDigits(1e3 / this.speed) };
+    const running = this.playing ? word(this, "{time}, 1 ms = {seconds} s", values) : values.time;
+    clock.textContent = this.time < 0 ? "" : running;
   }
 
   // saying
 
   /** Speak by the live region, at most seven times a second. */
   say(text) {
-    this.text = text;
+    this.text = word(this, text);
     clearTimeout(this.speaking);
     this.speaking = setTimeout(() => {
-      this.ui.live.textContent = text;
+      this.ui.live.textContent = this.text;
     }, 150);
   }
 
   showHint() {
     if (View.hinted) return;
     View.hinted = true;
-    this.ui.hint.textContent = "ctrl + wheel zooms";
+    this.ui.hint.textContent = word(this, "ctrl + wheel zooms");
     this.ui.hint.hidden = false;
     setTimeout(() => {
       this.ui.hint.hidden = true;
@@ -1004,7 +1003,8 @@ function describeHost(view) {
   const { host, head, ui, title, veiled } = view,
     twin = host.querySelector(":scope > .lv-twin");
   setAttribute(host, "role", "figure");
-  for (const node of [host, ui.stage]) setAttribute(node, "aria-label", title || "timeline");
+  for (const node of [host, ui.stage])
+    setAttribute(node, "aria-label", title || word(view, "timeline"));
   if (twin && !veiled) {
     twin.id ||= `lv-twin-${counter++}`;
     host.setAttribute("aria-describedby", twin.id);
