@@ -260,6 +260,9 @@ function fillLegend(view) {
     for (let bar = track.first; bar < track.stop; bar++)
       (shown(bar) ? byBatch : kinds).add(style[bar]);
   }
+  const made = [view.head.styles, view.theme, [...kinds, "", ...byBatch].join()];
+  if (view.legendOf?.every((each, at) => each === made[at])) return;
+  view.legendOf = made;
   const entries = [],
     keys = new Set([...kinds, ...byBatch].map(at => view.head.styles[at].key));
   const entry = (name, ...swatches) => {
@@ -504,11 +507,11 @@ function drawMini(view) {
   if (!view.mini?.made.every((each, at) => each === made[at])) {
     view.mini = { made, image: miniImage(view, width, height) };
   }
-  mini.width = width;
-  mini.height = height;
+  fitCanvas(mini, width, height);
   const context = mini.getContext("2d"),
     { model, theme } = view,
     k = width / (model.end - model.begin);
+  context.clearRect(0, 0, width, height);
   context.drawImage(view.mini.image, 0, 0);
   const [from, to] = view.window.map(time => (time - model.begin) * k);
   context.globalAlpha = 0.7;
@@ -517,6 +520,12 @@ function drawMini(view) {
   context.fillRect(to, 0, width - to, height);
   context.globalAlpha = 1;
   outline(context, from, 0, Math.max(2 * dpr, to - from), height, theme.focus, 1.5 * dpr);
+}
+
+/** Give a canvas its size, unless it has it: else it would be made anew. */
+function fitCanvas(canvas, width, height) {
+  if (canvas.width !== width) canvas.width = width;
+  if (canvas.height !== height) canvas.height = height;
 }
 
 function miniImage(view, width, height) {
@@ -534,9 +543,10 @@ function miniImage(view, width, height) {
     from: model.begin,
     image: new Uint32Array(image.data.buffer),
   };
-  const canvas = Object.assign(document.createElement("canvas"), { width, height }),
+  const canvas = (view.miniSheet ??= document.createElement("canvas")),
     context = canvas.getContext("2d"),
     wides = [];
+  fitCanvas(canvas, width, height);
   tracks.forEach((track, at) => {
     const y = Math.round((at * height) / tracks.length),
       tall = Math.max(1, Math.round(((at + 1) * height) / tracks.length) - y - 1),

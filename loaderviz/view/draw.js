@@ -459,14 +459,15 @@ function paintRects(context, frame) {
       const [bar, y, tall, row] = list.slice(at, at + 4),
         swatch = theme.swatches[key % 1000];
       if (isLabelled(row) && !swatch.state) {
-        write(context, frame, labelsOf(view, bar), ends(frame, bar), y, tall, swatch, key >= 1000);
+        const texts = () => labelsOf(view, bar);
+        write(context, frame, texts, ends(frame, bar), y, tall, swatch, key >= 1000);
       }
     }
   }
   for (const [at, ...place] of frame.runs) {
     const look = theme.swatches[at],
       [ends, y, height, ghost] = place;
-    const names = [look.name, look.name.replace(/^copy /, "")];
+    const names = () => [look.name, look.name.replace(/^copy /, "")];
     write(context, frame, names, ends, y, height, look, ghost);
   }
   view.drawn.labels = frame.labels;
@@ -548,10 +549,16 @@ function write(context, frame, texts, [x0, x1], y, height, swatch, ghost) {
   if (room < 7 || height < 11 * dpr) return;
   const letters = height < 14 * dpr ? 11 : 12,
     measure = text => (view.textWidth(text) * letters) / 12;
-  const said = texts.map(each => word(view, each));
-  let text = said.find(each => each.length * 3 < room && measure(each) <= room);
-  if (text === undefined && said.length && room > 48 && !/^\d+$/.test(said.at(-1)) && !swatch.state)
-    text = cropped(said.at(-1), room, measure);
+  const fits = each => each.length * 3 < room && measure(each) <= room;
+  let text = "";
+  for (const each of texts()) {
+    text = word(view, each);
+    if (fits(text)) break;
+  }
+  if (!fits(text)) {
+    const isCut = room > 48 && !/^\d+$/.test(text) && !swatch.state;
+    text = isCut ? cropped(text, room, measure) : "";
+  }
   if (!text) return;
   context.font = `${letters * dpr}px ${theme.font}`;
   const x = (low + high) / 2 - (measure(text) * dpr) / 2,

@@ -309,13 +309,21 @@ const times = value =>
 /** A text of the table with its gaps filled. */
 const fill = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 
+const NUMBER = /\d+(?:[.,]\d+)*/g;
+
 /** A word of the picture in the language of the head of `of`, by its English; "#" stands for a
  * number, and what stands in braces is filled with `values`. */
 function word(of, text, values) {
   const { words = {} } = of.head,
-    [found = ""] = /\d[\d.,]*/.exec(text) ?? [];
-  const known = [text, text.replace(found, "#")].find(each => Object.hasOwn(words, each));
-  const here = known === undefined ? text : words[known].replace("#", found);
+    numbers = [];
+  let here = text;
+  if (Object.hasOwn(words, text)) here = words[text];
+  else if (/\d/.test(text)) {
+    const general = text.replace(NUMBER, each => numbers.push(each) && "#");
+    if (Object.hasOwn(words, general)) {
+      here = words[general].replace(/#/g, () => numbers.shift());
+    }
+  }
   return values ? fill(here, values) : here;
 }
 const spans = (of, count) =>

@@ -362,14 +362,18 @@ const COLUMNS = [
 export function pictured(parts, looks, { folded = false, only = null } = {}) {
   const drawn = { bars: [], arrows: [], names: new Map([["", 0]]), sources: [0], looks, only };
   const made = parts.map(each => partOf(each, drawn, folded && parts[0].summary));
-  const column = (table, place) => Float64Array.from(table, row => row[place]);
+  const column = (table, place) => {
+    const found = new Float64Array(table.length); // by hand: `from` takes ten times as long
+    for (let row = 0; row < found.length; row++) found[row] = table[row][place];
+    return found;
+  };
   const { bars, arrows, names, sources } = drawn;
   const columns = Object.fromEntries(COLUMNS.map((name, place) => [name, column(bars, place)]));
   ["tail", "head", "arrow"].forEach((name, place) => {
     columns[name] = column(arrows, place);
   });
   columns.duration = columns.end.map((end, place) => end - columns.start[place]);
-  columns.count = columns.start.map(() => 1);
+  columns.count = new Float64Array(bars.length).fill(1);
   const told = sources.map(line => (line ? `line ${line} of the code` : ""));
   const head = { v: 1, color: "batch", window: null, notes: [], ...looks, parts: made };
   Object.assign(head, { names: [...names.keys()], sources: told });

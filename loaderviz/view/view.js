@@ -302,7 +302,7 @@ class View {
           ? 2_000
           : (this.head.most ?? 480);
     const heights = [height, this.head.height ? most : Math.min(height, most)].map(px => `${px}px`);
-    if (this.room && String(heights) === String(this.heights)) return this.fit();
+    if (this.room && String(heights) === String(this.heights)) return this.arrange();
     this.heights = heights;
     [this.ui.inner.style.height, this.ui.scroll.style.height] = heights;
     this.resize();
@@ -315,11 +315,11 @@ class View {
     this.room = width && height ? { width, height, inside } : null;
     if (!this.room) return;
     views.add(this); // also when it comes back into the page
-    this.fit();
+    this.arrange();
   }
 
   /** Fit the canvases to the room; the picture is drawn when the browser next draws. */
-  fit() {
+  arrange() {
     const { ui } = this,
       { width, height, inside } = this.room,
       dpr = devicePixelRatio || 1;
@@ -336,8 +336,7 @@ class View {
     this.surface = { width: plot, height, dpr };
     const [across, down] = [Math.round(plot * dpr), Math.round(height * dpr)];
     for (const canvas of [ui.data, ui.over]) {
-      if (canvas.width === across && canvas.height === down) continue; // else it would be made anew
-      Object.assign(canvas, { width: across, height: down });
+      fitCanvas(canvas, across, down);
       Object.assign(canvas.style, { width: `${plot}px`, height: `${height}px` });
     }
     for (const [name, px] of [

@@ -206,6 +206,8 @@ def test_ticks_are_round_and_no_more_than_asked_for(ask):
     [
         ("batch 1,234", None, "批次 1,234"),
         ("a step, 12.3 ms", None, "每步 12.3 ms"),
+        ("batch 17: 4096 samples", None, "批次 17：4096 个样本"),
+        ("side stream 13,", None, "side stream 13,"),
         ("constructor", None, "constructor"),
         ("__proto__", None, "__proto__"),
         ("hasOwnProperty", None, "hasOwnProperty"),
