@@ -560,7 +560,8 @@ function write(context, frame, texts, [x0, x1], y, height, swatch, ghost) {
     text = isCut ? cropped(text, room, measure) : "";
   }
   if (!text) return;
-  context.font = `${letters * dpr}px ${theme.font}`;
+  if (frame.letters !== letters) context.font = `${letters * dpr}px ${theme.font}`;
+  frame.letters = letters; // to set a font costs more than to write a word
   const x = (low + high) / 2 - (measure(text) * dpr) / 2,
     base = Math.round(y + height / 2 + 0.34 * letters * dpr);
   if (swatch.pattern || theme.forced) {

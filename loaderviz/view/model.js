@@ -302,7 +302,8 @@ function withUnit(value, units, smallest) {
 }
 const duration = ns => withUnit(ns, UNITS, "ns");
 const size = bytes => (bytes === 1 ? "1 byte" : withUnit(bytes, SIZES, "bytes"));
-const number = value => value.toLocaleString("en");
+const ENGLISH = new Intl.NumberFormat("en");
+const number = value => ENGLISH.format(value);
 const times = value =>
   `${value >= 99.95 ? number(+fixed(value, 0)) : fixed(value, value < 9.995 ? 2 : 1)}x`;
 
