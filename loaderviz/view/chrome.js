@@ -154,6 +154,8 @@ const together = text => text.replace(/(?<=\d) (?=[nµm]?s\b|%)/g, "\u00a0");
 
 function fillWords(view) {
   const { ui, head, options } = view;
+  ui.card.classList.toggle("plain", Boolean(head.plain));
+  if (head.plain) return; // the page around it has words and controls
   setText(ui.title, together(view.title));
   if (view.veiled && head.withheld)
     ui.title.append(
@@ -163,8 +165,6 @@ function fillWords(view) {
         () => view.unveil(),
       ),
     );
-  // the page around it has words and controls
-  ui.card.classList.toggle("plain", Boolean(head.plain));
   // words and numbers beside it say what its title would
   ui.card.classList.toggle("compact", Boolean(head.compact));
   ui.title.hidden = head.compact || !ui.title.firstChild;
