@@ -66,8 +66,8 @@ class Page:
         times = []
         for number in range(count):
             before = self.spent()
-            handle.press("ArrowRight" if number % 4 < 2 else "ArrowLeft")
-            self.page.wait_for_timeout(250)
+            self.page.keyboard.press("ArrowRight" if number % 4 < 2 else "ArrowLeft")
+            self.page.wait_for_timeout(600)  # until the address has it, too
             times.append(self.spent() - before)
         return times
 

@@ -1,4 +1,3 @@
-
 // The front page: six scenes, each with one picture of its own. Engine, view and explorer stand
 // before this in the module. A scene is worked out when it comes near to the window.
 
@@ -12,7 +11,8 @@ function firstOf(gpu, tables) {
 
 /** The settings of an address, or the first ones if it is `wrong`. */
 export function settingsOf(hash, tables) {
-  const text = hash.replace(/^#/, ""), start = { ...tables.settings };
+  const text = hash.replace(/^#/, ""),
+    start = { ...tables.settings };
   if (/^[\w-]*$/.test(text)) return { settings: start, wrong: false }; // a place in the page
   try {
     if (text.length > LONGEST_ADDRESS) throw new SettingsError("too long");
@@ -20,7 +20,8 @@ export function settingsOf(hash, tables) {
     for (const piece of text.split("&")) {
       const [, name, word] = /^(\w+)=([\w.-]+)$/.exec(decodeURIComponent(piece)) ?? [];
       if (!name || Object.hasOwn(found, name)) throw new SettingsError(piece);
-      const kind = typeof start[name], isTruth = kind === "boolean" && /^(true|false)$/.test(word);
+      const kind = typeof start[name],
+        isTruth = kind === "boolean" && /^(true|false)$/.test(word);
       const isNumber = kind === "number" && /^\d{1,15}$/.test(word);
       found[name] = isTruth ? word === "true" : isNumber ? Number(word) : word;
     }
@@ -46,16 +47,20 @@ export function addressOf(settings, tables) {
 
 /** Settings, timeline and numbers of each row of a scene. */
 function rowsOf({ rows }, settings, tables) {
-  return Object.fromEntries(Object.entries(rows).map(([name, changes]) => {
-    const mine = { ...settings, ...changes }, timeline = simulate(mine, tables);
-    const summary = summarize(timeline, mine.batch_size, tables.causes);
-    return [name, { settings: mine, timeline, summary }];
-  }));
+  return Object.fromEntries(
+    Object.entries(rows).map(([name, changes]) => {
+      const mine = { ...settings, ...changes },
+        timeline = simulate(mine, tables);
+      const summary = summarize(timeline, mine.batch_size, tables.causes);
+      return [name, { settings: mine, timeline, summary }];
+    }),
+  );
 }
 
 /** Of each batch that is copied and computed: how long its copy takes, and how early it is. */
 function batchesOf({ rows }) {
-  const found = new Map(), copies = new Map();
+  const found = new Map(),
+    copies = new Map();
   for (const row of rows) if (row.kind === KIND.h2d) copies.set(row.batch, row);
   for (const { kind, batch, start } of rows) {
     const copy = copies.get(batch);
@@ -67,7 +72,9 @@ function batchesOf({ rows }) {
 
 /** What the texts of a scene may ask for, in words, as `values_of` in docs/site.py. */
 export function valuesOf(scene, tables, rows = rowsOf(scene, scene.settings, tables)) {
-  const values = {}, all = Object.entries(rows), [[, { summary: first }]] = all;
+  const values = {},
+    all = Object.entries(rows),
+    [[, { summary: first }]] = all;
   for (const [name, { settings: mine, summary }] of all) {
     const { step, window, batches, overlap } = summary;
     const of = {
@@ -82,15 +89,22 @@ export function valuesOf(scene, tables, rows = rowsOf(scene, scene.settings, tab
     };
     for (const key of Object.keys(of)) values[`${name}_${key}`] = of[key];
   }
-  const { settings: last, summary, timeline } = all.at(-1)[1], known = [...batchesOf(timeline)];
+  const { settings: last, summary, timeline } = all.at(-1)[1],
+    known = [...batchesOf(timeline)];
   const [batch, about] = known[Math.min(1, known.length - 1)] ?? [];
-  return { ...values, gpu: tables.gpus[last.gpu].short, advice: adviceOf(last, summary, tables),
-    ...(about && { batch: String(batch), ...about }) };
+  return {
+    ...values,
+    gpu: tables.gpus[last.gpu].short,
+    advice: adviceOf(last, summary, tables),
+    ...(about && { batch: String(batch), ...about }),
+  };
 }
 
 class Scene {
   constructor(name, { scenes, tables, texts, race }) {
-    const place = document.getElementById(name), about = scenes[name], { settings, drawn } = about;
+    const place = document.getElementById(name),
+      about = scenes[name],
+      { settings, drawn } = about;
     Object.assign(this, { name, place, tables, texts, race, about, settings, drawn, axis: 0 });
     this.host = place.querySelector(".picture");
     this.said = place.querySelector(".said");
@@ -99,20 +113,26 @@ class Scene {
     this.equip();
     this.title = place.querySelector("h2").lastChild.textContent.trim();
     if (about.lanes || about.controls.length) this.place.append(this.opener());
-    new IntersectionObserver(([{ isIntersecting }], watcher) => {
-      if (!isIntersecting) return;
-      watcher.disconnect();
-      this.show();
-    }, { rootMargin: "500px" }).observe(place);
+    new IntersectionObserver(
+      ([{ isIntersecting }], watcher) => {
+        if (!isIntersecting) return;
+        watcher.disconnect();
+        this.show();
+      },
+      { rootMargin: "500px" },
+    ).observe(place);
   }
 
   equip() {}
 
-  text(key, values = {}) { return together(fill(this.texts[`${this.name}-${key}`], values)); }
+  text(key, values = {}) {
+    return together(fill(this.texts[`${this.name}-${key}`], values));
+  }
 
   /** A link that takes what is drawn last to the last scene. */
   opener() {
-    const place = el("p", "open"), link = (this.link = el("a", "", this.texts.open));
+    const place = el("p", "open"),
+      link = (this.link = el("a", "", this.texts.open));
     link.addEventListener("click", () => document.getElementById("numbers").scrollIntoView());
     place.append(link);
     return place;
@@ -121,7 +141,8 @@ class Scene {
   /** A control of one setting, with its label and what it is set to. */
   control(name) {
     const { tables, settings } = this;
-    const label = el("label"), title = el("span", "", tables.labels[name]);
+    const label = el("label"),
+      title = el("span", "", tables.labels[name]);
     if (CHECKS.includes(name)) {
       const check = el("input", "", undefined, { type: "checkbox" });
       check.checked = settings[name];
@@ -145,10 +166,11 @@ class Scene {
     values.sort((one, other) => one - other);
     const about = { type: "range", min: 0, max: values.length - 1, step: 1 };
     const range = el("input", "", undefined, about);
-    const output = el("output"), tell = () => {
-      output.textContent = written(name, values[range.value], this.tables);
-      range.setAttribute("aria-valuetext", output.textContent);
-    };
+    const output = el("output"),
+      tell = () => {
+        output.textContent = written(name, values[range.value], this.tables);
+        range.setAttribute("aria-valuetext", output.textContent);
+      };
     range.value = values.indexOf(this.settings[name]);
     range.addEventListener("input", () => {
       tell();
@@ -173,14 +195,20 @@ class Scene {
     if (this.link) this.link.href = addressOf(last, tables) || "#numbers";
   }
 
-  tell() { this.write(this.text("said", this.values)); }
-  write(text) { if (this.said.textContent !== text) this.said.textContent = text; }
+  tell() {
+    this.write(this.text("said", this.values));
+  }
+  write(text) {
+    if (this.said.textContent !== text) this.said.textContent = text;
+  }
 
   draw() {
-    const { tables, about, drawn, rows } = this, folded = !about.lanes;
+    const { tables, about, drawn, rows } = this,
+      folded = !about.lanes;
     const parts = drawn.map(row => ({ ...rows[row], name: folded ? this.text(`row-${row}`) : "" }));
     const { head, columns } = pictured(parts, tables.looks, { folded, only: about.lanes });
-    const lengths = head.parts.map(part => part.duration), { causes, picture: words } = tables;
+    const lengths = head.parts.map(part => part.duration),
+      { causes, picture: words } = tables;
     const axis = (this.axis = Math.max(this.axis, ...lengths)); // so that they can be compared
     Object.assign(head, { plain: true, axis, causes, words, title: this.title, twin: "" });
     if (this.view) this.view.load(head, columns);
@@ -242,10 +270,15 @@ class Guess extends Scene {
 
 class Prefetch extends Scene {
   equip() {
-    const label = el("label"), list = (this.list = el("select"));
+    const label = el("label"),
+      list = (this.list = el("select"));
     label.append(el("span", "", this.text("follow")), list);
-    list.addEventListener("change", () => { this.follow(); this.tell(); });
-    const other = el("label"), check = el("input", "", undefined, { type: "checkbox" });
+    list.addEventListener("change", () => {
+      this.follow();
+      this.tell();
+    });
+    const other = el("label"),
+      check = el("input", "", undefined, { type: "checkbox" });
     this.forgets = check;
     other.append(check, el("span", "", this.text("forget")));
     check.addEventListener("change", () => this.show());
@@ -276,23 +309,35 @@ class Prefetch extends Scene {
   /** The race, as Python has recorded it: its picture, the host's lanes folded, and its code. */
   async freeze() {
     if (this.frozen.lv) return;
-    const { head, body, code, values: { line } } = this.race;
-    this.code.replaceChildren(...code.split("\n").map(text => {
-      const isMissing = text.includes(line), more = isMissing ? `  ← ${this.text("wait")}` : "";
-      return el(isMissing ? "mark" : "span", "", `${text}${more}\n`);
-    }));
+    const {
+      head,
+      body,
+      code,
+      values: { line },
+    } = this.race;
+    this.code.replaceChildren(
+      ...code.split("\n").map(text => {
+        const isMissing = text.includes(line),
+          more = isMissing ? `  ← ${this.text("wait")}` : "";
+        return el(isMissing ? "mark" : "span", "", `${text}${more}\n`);
+      }),
+    );
     const mine = { ...head, words: this.tables.picture, title: this.title };
-    const { ready } = mount(this.frozen, mine, fromBase64(body)), view = await ready;
-    const { lanes } = head.parts[0], ofHost = at => lanes[at].kind === "host";
+    const { ready } = mount(this.frozen, mine, fromBase64(body)),
+      view = await ready;
+    const { lanes } = head.parts[0],
+      ofHost = at => lanes[at].kind === "host";
     view.toggle(...[...lanes.keys()].filter(ofHost).map(at => `l0.${at}`));
     this.frozen.setAttribute("aria-describedby", `${this.name}-said`);
   }
 
   /** Only the way of one batch keeps its colour. */
   follow() {
-    const { columns } = this.view.model, batch = Number(this.list.value);
-    const copy = columns.batch.findIndex((each, bar) => each === batch
-      && this.view.head.styles[columns.style[bar]].key === "copy_h2d");
+    const { columns } = this.view.model,
+      batch = Number(this.list.value);
+    const copy = columns.batch.findIndex(
+      (each, bar) => each === batch && this.view.head.styles[columns.style[bar]].key === "copy_h2d",
+    );
     this.view.select(copy);
   }
 
@@ -314,12 +359,14 @@ function codeIn(text) {
 class Numbers {
   constructor({ tables, texts }) {
     Object.assign(this, { tables, texts });
-    const find = name => document.getElementById(name), place = find("numbers");
+    const find = name => document.getElementById(name),
+      place = find("numbers");
     for (const name of ["problem", "link", "copied", "language"]) this[name] = find(name);
     const { settings, wrong } = this.asked();
     const later = fresh => {
+      this.say(fresh);
       clearTimeout(this.later);
-      this.later = setTimeout(() => this.keep(fresh), 150); // a browser takes only so many
+      this.later = setTimeout(() => this.keep(), 400); // Safari takes 100 addresses in 30 s
     };
     this.explorer = new Explorer(place.querySelector(".lv-explorer"), { tables, settings }, later);
     place.querySelector(".link").hidden = false;
@@ -327,28 +374,39 @@ class Numbers {
     addEventListener("hashchange", () => {
       if (/^#[\w-]+$/.test(location.hash)) return; // a place in the page
       const { settings: other, wrong: ill } = this.asked();
-      clearTimeout(this.later);
       this.explorer.show(other);
-      this.keep(other, ill);
+      clearTimeout(this.later);
+      this.say(other, ill);
+      if (!ill) this.keep();
     });
-    this.keep(settings, wrong);
+    this.say(settings, wrong);
+    if (!wrong) this.keep();
   }
 
-  asked() { return settingsOf(location.hash, this.tables); }
+  asked() {
+    return settingsOf(location.hash, this.tables);
+  }
 
-  /** The address says what is shown; a place in the page that it named stays. */
-  keep(settings, wrong = false) {
-    const hash = addressOf(settings, this.tables), base = location.href.split("#")[0];
+  /** Links have what is shown, and what was wrong is said, in the same frame as the picture. */
+  say(settings, wrong = false) {
+    this.hash = addressOf(settings, this.tables);
+    setText(this.problem, wrong ? this.texts["numbers-problem"] : "");
+    setText(this.copied, "");
+    this.link.value = location.href.split("#")[0] + this.hash;
+    this.language.hash = this.hash;
+  }
+
+  /** The address has it, too; a place in the page that it named stays. */
+  keep() {
     const isPlace = /^#[\w-]+$/.test(location.hash);
-    if (!wrong && !(isPlace && !hash)) history.replaceState(null, "", hash || base);
-    this.problem.textContent = wrong ? this.texts["numbers-problem"] : "";
-    this.link.value = base + hash;
-    this.copied.textContent = "";
-    this.language.hash = hash;
+    if (isPlace && !this.hash) return;
+    history.replaceState(null, "", this.hash || location.href.split("#")[0]);
   }
 
   copy() {
-    const done = () => { this.copied.textContent = this.texts["numbers-copied"]; };
+    const done = () => {
+      this.copied.textContent = this.texts["numbers-copied"];
+    };
     const select = () => {
       this.link.select();
       const isDone = document.execCommand("copy");
@@ -362,7 +420,8 @@ class Numbers {
 
 /** The page in the reader's language, unless its address says which. */
 function isElsewhere() {
-  const other = document.getElementById("language"), [first = ""] = navigator.languages ?? [];
+  const other = document.getElementById("language"),
+    [first = ""] = navigator.languages ?? [];
   const isAsked = new URLSearchParams(location.search).has("lang");
   const isEnglish = document.documentElement.lang === "en";
   if (isAsked || !isEnglish || !first.startsWith(other.lang)) return false;
@@ -374,8 +433,11 @@ if (typeof document !== "undefined" && !isElsewhere()) {
   const data = JSON.parse(document.getElementById("story").textContent);
   const kinds = { now: Now, guess: Guess, prefetch: Prefetch };
   const scenes = Object.keys(data.scenes).map(name => new (kinds[name] ?? Scene)(name, data));
-  const place = document.getElementById("numbers"), isShared = /[^#\w-]/.test(location.hash);
-  const build = () => { place.lv ??= new Numbers(data); };
+  const place = document.getElementById("numbers"),
+    isShared = /[^#\w-]/.test(location.hash);
+  const build = () => {
+    place.lv ??= new Numbers(data);
+  };
   if (isShared) build();
   const near = { rootMargin: "800px" };
   const seen = ([{ isIntersecting }]) => isIntersecting && build();

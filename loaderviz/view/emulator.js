@@ -6,17 +6,29 @@
 // are known when it is enqueued. Times are whole ns, sizes bytes, rates bytes a second; machines,
 // presets and limits are those of Python's tables (`tables_of` in widgets/explorer.py).
 
-const SECOND = 1_000_000_000, FULL = 1000, PAGE = 4096, MIB = 2 ** 20;
-const PAGEABLE_ASYNC = 65_536, PREFETCH_FACTOR = 2;
+const SECOND = 1_000_000_000,
+  FULL = 1000,
+  PAGE = 4096,
+  MIB = 2 ** 20;
+const PAGEABLE_ASYNC = 65_536,
+  PREFETCH_FACTOR = 2;
 const KIND = { compute: 0, h2d: 2, api: 6, operator: 7, fetch: 8, pin: 9, wait: 10, range: 11 };
 const CAUSE = {
-  none: 0, staging: 1, synchronize: 2, queueFull: 3, pageLocking: 4, allocation: 5, data: 6,
+  none: 0,
+  staging: 1,
+  synchronize: 2,
+  queueFull: 3,
+  pageLocking: 4,
+  allocation: 5,
+  data: 6,
 };
-const LAUNCH = 0, WAITED = 1; // kinds of arrows
+const LAUNCH = 0,
+  WAITED = 1; // kinds of arrows
 
 /** ceil(a * b / c) of whole numbers, exact where the product is beyond 2^53, too. */
 function ceilOf(a, b, c) {
-  const product = a * b, rest = product % c;
+  const product = a * b,
+    rest = product % c;
   if (product <= Number.MAX_SAFE_INTEGER) return (product - rest) / c + (rest > 0);
   return Number((BigInt(a) * BigInt(b) + BigInt(c) - 1n) / BigInt(c));
 }
@@ -26,7 +38,8 @@ const pages = nbytes => ceilOf(nbytes, 1, PAGE);
 
 /** First place in a sorted list at which `value` could stand; after its equals if `right`. */
 function bisect(list, value, right = false) {
-  let low = 0, high = list.length;
+  let low = 0,
+    high = list.length;
   while (low < high) {
     const middle = (low + high) >> 1;
     if (list[middle] < value || (right && list[middle] === value)) low = middle + 1;
@@ -43,8 +56,12 @@ class Gpu {
     Object.assign(this, numbers, link);
   }
 
-  copyTime(nbytes, rate) { return this.copy_latency + ceilOf(nbytes, SECOND, rate); }
-  mallocTime(nbytes) { return nbytes <= 2 * MIB ? this.malloc_small : this.malloc; }
+  copyTime(nbytes, rate) {
+    return this.copy_latency + ceilOf(nbytes, SECOND, rate);
+  }
+  mallocTime(nbytes) {
+    return nbytes <= 2 * MIB ? this.malloc_small : this.malloc;
+  }
 
   /** A kernel that moves so many bytes; what fits into a cache of known speed stays there. */
   memoryTime([floor, bandwidth], nbytes) {
@@ -67,7 +84,9 @@ class Host {
     this.parallel_bandwidth = together;
   }
 
-  workTime(nbytes) { return ceilOf(nbytes, SECOND, this.memory_bandwidth); }
+  workTime(nbytes) {
+    return ceilOf(nbytes, SECOND, this.memory_bandwidth);
+  }
 
   pinTime(nbytes) {
     return ceilOf(2 * nbytes, SECOND, Math.max(this.memory_bandwidth, this.parallel_bandwidth));
@@ -77,10 +96,18 @@ class Host {
     return this.page_lock_base + ceilOf(nbytes, this.page_lock_per_gib, 2 ** 30);
   }
 
-  fetchTime(nbytes) { return this.fetch_base + ceilOf(nbytes, this.fetch_per_byte, 1000); }
-  sending(nbytes) { return this.tensor_sent + pages(nbytes) * this.new_page; }
-  receiving(nbytes) { return this.tensor_received + pages(nbytes) * this.unmap; }
-  pinning(nbytes) { return this.workTime(2 * nbytes) + pages(nbytes) * this.first_read; }
+  fetchTime(nbytes) {
+    return this.fetch_base + ceilOf(nbytes, this.fetch_per_byte, 1000);
+  }
+  sending(nbytes) {
+    return this.tensor_sent + pages(nbytes) * this.new_page;
+  }
+  receiving(nbytes) {
+    return this.tensor_received + pages(nbytes) * this.unmap;
+  }
+  pinning(nbytes) {
+    return this.workTime(2 * nbytes) + pages(nbytes) * this.first_read;
+  }
 
   /** The speed of one more thread beside `busy` cores, in thousandths of a core alone. */
   speed(busy) {
@@ -152,13 +179,15 @@ class Shared {
 class LoaderSchedule {
   constructor(runtime, workers) {
     const { now } = runtime;
-    const ordered = Array(workers * PREFETCH_FACTOR).fill(now), free = Array(workers).fill(now);
+    const ordered = Array(workers * PREFETCH_FACTOR).fill(now),
+      free = Array(workers).fill(now);
     Object.assign(this, { runtime, ordered, free, pinFree: now, fetched: 0, took: 0 });
     runtime.shared.loader = this;
   }
 
   fetch(batch, worker, took, nbytes, source) {
-    const { runtime } = this, start = Math.max(this.ordered[batch], this.free[worker]);
+    const { runtime } = this,
+      start = Math.max(this.ordered[batch], this.free[worker]);
     const [first, ready] = runtime.shared.compute(start, took, runtime.now);
     this.free[worker] = ready;
     this.fetched++;
@@ -174,7 +203,8 @@ class LoaderSchedule {
     const free = [...this.free];
     let busy = 0;
     for (let batch = this.fetched; batch < this.ordered.length; batch++) {
-      const worker = batch % free.length, start = Math.max(this.ordered[batch], free[worker]);
+      const worker = batch % free.length,
+        start = Math.max(this.ordered[batch], free[worker]);
       free[worker] = start + this.took;
       busy += start <= at && at < free[worker];
     }
@@ -182,12 +212,15 @@ class LoaderSchedule {
   }
 
   pin(batch, ready, nbytes, locks) {
-    const { runtime } = this, { host, shared } = runtime, begun = Math.max(ready, this.pinFree);
+    const { runtime } = this,
+      { host, shared } = runtime,
+      begun = Math.max(ready, this.pinFree);
     const copying = shared.crowded(host.pinning(nbytes), begun);
     const work = host.receiving(nbytes) + locks(begun) + copying;
     const [start, end] = shared.compute(begun, work, runtime.now);
     this.pinFree = end;
-    const lane = runtime.lane("pin thread", "host", "pin"), name = `pin batch ${batch}`;
+    const lane = runtime.lane("pin thread", "host", "pin"),
+      name = `pin batch ${batch}`;
     runtime.span({ start, end, lane, kind: KIND.pin, name, batch, nbytes, pinned: true });
     return end;
   }
@@ -232,17 +265,27 @@ class Runtime {
   }
 
   /** Add a span. All have one shape, which keeps them small and quick. */
-  span({ start, end, lane, kind, name, batch = -1, nbytes = -1, correlation = -1, pinned = null,
-    cause = CAUSE.none, source = 0 }) {
+  span({
+    start,
+    end,
+    lane,
+    kind,
+    name,
+    batch = -1,
+    nbytes = -1,
+    correlation = -1,
+    pinned = null,
+    cause = CAUSE.none,
+    source = 0,
+  }) {
     const row = { start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source };
     return this.rows.push(row) - 1;
   }
 
   note(start, name, kind = KIND.operator, { nbytes, correlation, pinned, cause } = {}) {
     const { now: end, main: lane, batch, source } = this;
-    return this.span({
-      start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source,
-    });
+    const row = { start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source };
+    return this.span(row);
   }
 
   stream() {
@@ -278,7 +321,9 @@ class Runtime {
     return this.isOver(event);
   }
 
-  isOver({ record }) { return !record || record.end <= this.now; }
+  isOver({ record }) {
+    return !record || record.end <= this.now;
+  }
 
   synchronize(name, ends) {
     const start = this.now;
@@ -288,11 +333,15 @@ class Runtime {
   }
 
   synchronizeDevice() {
-    this.synchronize("cudaDeviceSynchronize", this.streams.map(stream => stream.last));
+    this.synchronize(
+      "cudaDeviceSynchronize",
+      this.streams.map(stream => stream.last),
+    );
   }
 
   launch(work, name) {
-    const start = this.now, stream = this.default;
+    const start = this.now,
+      stream = this.default;
     this.waitForPlace(stream);
     this.now += this.host.launch;
     const command = this.put(stream, KIND.compute, name, work);
@@ -301,7 +350,9 @@ class Runtime {
 
   /** A copy to the device; `fresh`: from a worker's shared memory that nobody has read here yet. */
   memcpy(nbytes, stream, pinned, blocking, fresh) {
-    const { gpu, host } = this, start = this.now, staged = !pinned && nbytes > PAGEABLE_ASYNC;
+    const { gpu, host } = this,
+      start = this.now,
+      staged = !pinned && nbytes > PAGEABLE_ASYNC;
     this.waitForPlace(stream);
     if (staged) this.block([stream.last], CAUSE.staging);
     this.now += host.memcpy_call;
@@ -336,7 +387,10 @@ class Runtime {
 
   free(nbytes) {
     const start = this.now;
-    this.block(this.streams.map(stream => stream.last), CAUSE.allocation);
+    this.block(
+      this.streams.map(stream => stream.last),
+      CAUSE.allocation,
+    );
     this.now += this.gpu.mallocTime(nbytes);
     this.note(start, "cudaFree", KIND.api, { nbytes });
   }
@@ -352,7 +406,9 @@ class Runtime {
     this.blockUntil(until, CAUSE.data);
   }
 
-  call(name, cost) { this.work(cost, name, KIND.api); }
+  call(name, cost) {
+    this.work(cost, name, KIND.api);
+  }
 
   waitForPlace(stream) {
     while (stream.waiting(this.now) >= this.gpu.queue_depth) {
@@ -365,7 +421,8 @@ class Runtime {
     const command = this.enqueue(stream, this.now + this.gpu.launch_latency, work, kind);
     command.awaits = stream.awaited.size ? [...stream.awaited.values()] : [];
     if (stream.awaited.size) stream.awaited.clear();
-    const { batch, source } = this, number = this.commands.push(command);
+    const { batch, source } = this,
+      number = this.commands.push(command);
     command.number = number;
     command.about = { name, batch, source, nbytes, pinned, correlation: number };
     stream.lastWork = command;
@@ -374,10 +431,20 @@ class Runtime {
 
   /** A command (without a kind: a marker) begins when it is ready, and the one before it over. */
   enqueue(stream, ready, work, kind = -1) {
-    const { last } = stream, gap = last?.kind === KIND.compute && kind === KIND.compute;
+    const { last } = stream,
+      gap = last?.kind === KIND.compute && kind === KIND.compute;
     const start = Math.max(ready, (last?.end ?? 0) + (gap ? this.gpu.queue_gap : 0));
-    const command = { stream, kind, start, end: start + work, number: 0, awaits: [], about: null,
-      api: -1, row: -1 };
+    const command = {
+      stream,
+      kind,
+      start,
+      end: start + work,
+      number: 0,
+      awaits: [],
+      about: null,
+      api: -1,
+      row: -1,
+    };
     stream.queue.push(command);
     return (stream.last = command);
   }
@@ -413,10 +480,14 @@ class Runtime {
 }
 
 function inOrder({ lanes, rows, arrows }) {
-  const order = [...rows.keys()].sort((one, other) =>
-    rows[one].start - rows[other].start || rows[other].end - rows[one].end || one - other);
+  const order = [...rows.keys()].sort(
+    (one, other) =>
+      rows[one].start - rows[other].start || rows[other].end - rows[one].end || one - other,
+  );
   const place = [];
-  order.forEach((row, at) => { place[row] = at; });
+  order.forEach((row, at) => {
+    place[row] = at;
+  });
   return {
     lanes,
     rows: order.map(row => rows[row]),
@@ -425,17 +496,23 @@ function inOrder({ lanes, rows, arrows }) {
 }
 
 function clipped(all, from, to) {
-  const { lanes, rows, arrows } = inOrder(all), kept = [], place = [];
+  const { lanes, rows, arrows } = inOrder(all),
+    kept = [],
+    place = [];
   for (const row of rows) {
-    const inside = row.start === row.end ? row.start >= from && row.start <= to
-      : row.end > from && row.start < to;
+    const inside =
+      row.start === row.end
+        ? row.start >= from && row.start <= to
+        : row.end > from && row.start < to;
     place.push(inside ? kept.push(row) - 1 : -1);
     row.start = Math.max(row.start, from);
     row.end = Math.min(row.end, to);
   }
   const moved = arrows.map(([tail, head, kind]) => [place[tail], place[head], kind]);
   return inOrder({
-    lanes, rows: kept, arrows: moved.filter(([tail, head]) => tail >= 0 && head >= 0),
+    lanes,
+    rows: kept,
+    arrows: moved.filter(([tail, head]) => tail >= 0 && head >= 0),
   });
 }
 
@@ -444,7 +521,8 @@ function clipped(all, from, to) {
 class OutOfMemory extends Error {}
 class SettingsError extends Error {}
 
-const ROUND = 512, SMALL = MIB;
+const ROUND = 512,
+  SMALL = MIB;
 
 function segmentSize(size) {
   if (size <= SMALL) return 2 * MIB;
@@ -467,7 +545,8 @@ class Pool {
     block.pending = block.streams.size;
     if (!block.pending) return this.release(block);
     for (const stream of block.streams) {
-      const event = {}, key = this.byStream ? stream : null;
+      const event = {},
+        key = this.byStream ? stream : null;
       this.runtime.recordEvent(event, stream);
       if (!this.deferred.has(key)) this.deferred.set(key, []);
       this.deferred.get(key).push([event, block]);
@@ -496,18 +575,23 @@ class DevicePool extends Pool {
 
   allocate(nbytes, stream) {
     if (this.deferred.size) this.collect(true);
-    const size = ceilOf(nbytes, 1, ROUND) * ROUND, large = size > SMALL;
+    const size = ceilOf(nbytes, 1, ROUND) * ROUND,
+      large = size > SMALL;
     const cache = this.cache(`${stream.number} ${large}`);
     const place = cache.findIndex(region => region.size >= size);
     const region = place < 0 ? this.grow(size, stream, cache) : cache.splice(place, 1)[0];
     return this.cut(region, size, large ? SMALL + 1 : ROUND);
   }
 
-  recordStream(block, stream) { if (stream !== block.stream) block.streams.add(stream); }
+  recordStream(block, stream) {
+    if (stream !== block.stream) block.streams.add(stream);
+  }
 
   grow(size, stream, cache) {
-    const { runtime } = this, { memory, context_memory: taken } = runtime.gpu;
-    const segment = segmentSize(size), fits = () => this.reserved + segment <= memory - taken;
+    const { runtime } = this,
+      { memory, context_memory: taken } = runtime.gpu;
+    const segment = segmentSize(size),
+      fits = () => this.reserved + segment <= memory - taken;
     if (!fits()) {
       runtime.malloc(segment);
       this.emptyCache();
@@ -525,15 +609,17 @@ class DevicePool extends Pool {
   }
 
   keep(region) {
-    const { cache } = region, later = ({ size, address }) =>
-      size > region.size || (size === region.size && address > region.address);
+    const { cache } = region,
+      later = ({ size, address }) =>
+        size > region.size || (size === region.size && address > region.address);
     const place = cache.findIndex(later);
     cache.splice(place < 0 ? cache.length : place, 0, region);
   }
 
   cut(region, size, least) {
     const block = this.block(region.address, size, region.stream, region.cache);
-    const rest = region.size - size, { before, after } = region;
+    const rest = region.size - size,
+      { before, after } = region;
     Object.assign(block, { before, live: true });
     if (before) before.after = block;
     if (rest >= least) {
@@ -548,7 +634,8 @@ class DevicePool extends Pool {
   }
 
   release(block) {
-    let { before, after, address: start, cache } = block, end = start + block.size;
+    let { before, after, address: start, cache } = block,
+      end = start + block.size;
     const drop = region => cache.splice(cache.indexOf(region), 1);
     if (before && !before.live) {
       drop(before);
@@ -600,13 +687,16 @@ class PinnedPool extends Pool {
   take(nbytes, time) {
     let size = 1;
     while (size < nbytes) size *= 2;
-    const cache = this.cache(size), free = since => since <= time;
+    const cache = this.cache(size),
+      free = since => since <= time;
     const place = time === undefined ? cache.length - 1 : cache.findIndex(free);
     if (place >= 0) cache.splice(place, 1);
     return { size, isNew: place < 0, streams: new Set() };
   }
 
-  release(block) { this.cache(block.size).push(block.freed); }
+  release(block) {
+    this.cache(block.size).push(block.freed);
+  }
 }
 
 // ------------------------------------------------------------------------------------------ replay
@@ -614,7 +704,8 @@ class PinnedPool extends Pool {
 /** A training loop: batch after batch is loaded, copied, or gathered on the GPU, and trained on. */
 class Replay {
   constructor(settings, runtime, policy, line) {
-    const nbytes = settings.batch_size * settings.sample_bytes, { gpu, host } = runtime;
+    const nbytes = settings.batch_size * settings.sample_bytes,
+      { gpu, host } = runtime;
     const fetchTime = host.fetchTime(nbytes) + settings.batch_size * settings.fetch_per_sample;
     Object.assign(this, settings, { runtime, policy, line, nbytes, fetchTime });
     const least = gpu.kernels.elementwise[0];
@@ -649,7 +740,9 @@ class Replay {
     return runtime.timeline(this.begun[warmup][0]);
   }
 
-  at(does) { this.runtime.source = this.line(does); }
+  at(does) {
+    this.runtime.source = this.line(does);
+  }
 
   synchronize() {
     this.at("synchronize");
@@ -657,7 +750,8 @@ class Replay {
   }
 
   launch(name, time) {
-    const { runtime } = this, start = runtime.now;
+    const { runtime } = this,
+      start = runtime.now;
     runtime.now += runtime.host.stepOperator();
     runtime.launch(time, name);
     runtime.note(start, `aten::${name}`);
@@ -676,7 +770,8 @@ class Replay {
 
   /** The loader gives the main thread its next batch: its pinned block, null if it has none. */
   next() {
-    const { runtime, number } = this, { host } = runtime;
+    const { runtime, number } = this,
+      { host } = runtime;
     this.number++;
     runtime.batch = number;
     this.at("loop");
@@ -687,16 +782,25 @@ class Replay {
     }
     runtime.work(this.fetchTime, `fetch batch ${number}`, KIND.fetch);
     if (!this.pin || this.pinned_before) return { block: null, pinned: this.pin };
-    const block = this.pinned.allocate(this.nbytes), start = runtime.now, about = { pinned: true };
+    const block = this.pinned.allocate(this.nbytes),
+      start = runtime.now,
+      about = { pinned: true };
     runtime.now += host.dispatch + host.pinTime(this.nbytes);
     runtime.note(start, `pin batch ${number}`, KIND.pin, { ...about, nbytes: this.nbytes });
     return { block, pinned: true };
   }
 
   prepare(number) {
-    const { nbytes, schedule, workers, runtime: { host } } = this, source = this.line("fetch");
+    const {
+        nbytes,
+        schedule,
+        workers,
+        runtime: { host },
+      } = this,
+      source = this.line("fetch");
     const took = this.fetchTime + host.sending(nbytes);
-    let ready = schedule.fetch(number, number % workers, took, nbytes, source), block = null;
+    let ready = schedule.fetch(number, number % workers, took, nbytes, source),
+      block = null;
     if (this.pin) {
       ready = schedule.pin(number, ready, nbytes, start => {
         block = this.pinned.allocateAt(nbytes, start);
@@ -706,7 +810,9 @@ class Replay {
     return [ready, { block, pinned: this.pin }];
   }
 
-  begin(number, time = this.asked) { this.begun.push([time, number]); }
+  begin(number, time = this.asked) {
+    this.begun.push([time, number]);
+  }
 
   /** Copy a batch when its turn has come. */
   inPlace(number) {
@@ -738,7 +844,8 @@ class Replay {
   }
 
   copyAhead() {
-    const block = this.copy(this.next()), copied = {};
+    const block = this.copy(this.next()),
+      copied = {};
     if (this.onSide) {
       this.at("event");
       this.runtime.recordEvent(copied, this.side);
@@ -748,7 +855,10 @@ class Replay {
 
   /** The data set goes to the GPU, and the order of its samples. */
   move(samples) {
-    for (const [does, bytes] of [["move", this.sample_bytes], ["order", 8]]) {
+    for (const [does, bytes] of [
+      ["move", this.sample_bytes],
+      ["order", 8],
+    ]) {
       this.at(does);
       this.pool.allocate(samples * bytes, this.compute);
       this.runtime.memcpy(samples * bytes, this.compute, false, true, false);
@@ -759,7 +869,8 @@ class Replay {
     this.begin(number);
     this.runtime.batch = number;
     this.at("gather");
-    const fresh = this.pool.allocate(this.nbytes, this.compute), { gpu } = this.runtime;
+    const fresh = this.pool.allocate(this.nbytes, this.compute),
+      { gpu } = this.runtime;
     const moved = 2 * this.nbytes + 8 * this.batch_size;
     this.launch("index_select", gpu.memoryTime(gpu.kernels.gather, moved));
     this.rebind(fresh);
@@ -769,7 +880,8 @@ class Replay {
     const { runtime, nbytes } = this;
     if (this.holds?.block) this.pinned.free(this.holds.block);
     this.holds = batch;
-    const memory = this.memory(), start = runtime.now;
+    const memory = this.memory(),
+      start = runtime.now;
     runtime.now += runtime.host.dispatch;
     if (this.non_blocking) batch.block?.streams.add(this.side);
     runtime.memcpy(nbytes, this.side, batch.pinned, !this.non_blocking, this.workers > 0);
@@ -783,7 +895,7 @@ class Replay {
     let block = null;
     if (onSide && policy.ring) {
       while (ring.length <= this.depth) ring.push(this.pool.allocate(this.nbytes, compute));
-      ring.push(block = ring.shift());
+      ring.push((block = ring.shift()));
     } else if (onSide && policy.of_consumer) {
       this.at("allocate");
       block = this.pool.allocate(this.nbytes, compute);
@@ -813,9 +925,11 @@ class Replay {
 export function simulate(settings, tables, line = () => 0) {
   const unknown = Object.keys(settings).filter(name => !(name in tables.settings));
   if (unknown.length) throw new SettingsError(`the page cannot show ${unknown.join(", ")}`);
-  const all = { ...tables.settings, ...settings }, machine = tables.gpus[all.gpu];
+  const all = { ...tables.settings, ...settings },
+    machine = tables.gpus[all.gpu];
   if (!machine) throw new SettingsError(`the page does not know the GPU ${all.gpu}`);
-  const gpu = new Gpu(machine, all), host = new Host(tables.host, all.ranks_on_host);
+  const gpu = new Gpu(machine, all),
+    host = new Host(tables.host, all.ranks_on_host);
   const runtime = new Runtime(gpu, host, tables.causes);
   return new Replay(all, runtime, tables.lifetimes[all.lifetime], line).run(tables);
 }

@@ -5,9 +5,6 @@
 
 // ------------------------------------------------------------------------------------------- words
 
-/** A text of the table with its gaps filled. */
-const fill = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
-
 /** A small number as Python's %g writes it. */
 function general(value) {
   if (!value) return "0";
@@ -22,35 +19,44 @@ function perSecond(value) {
 
 /** The state in one line, as `Settings.words` has it. */
 function stateWords(settings, { texts, gpus }) {
-  const bytes = size(settings.sample_bytes).replace("bytes", "B"), { short } = gpus[settings.gpu];
+  const bytes = size(settings.sample_bytes).replace("bytes", "B"),
+    { short } = gpus[settings.gpu];
   const state = `${short}${texts.comma}${number(settings.batch_size)} × ${bytes}`;
   if (settings.resident) return `${state}${texts.comma}${texts.resident}`;
   const policy = settings.lifetime === "consumer" ? "" : ` (${settings.lifetime})`;
   const values = { ...settings, policy };
-  return [state, fill(settings.workers === 1 ? texts.worker : texts.workers, values),
-    settings.pin ? texts.pinned : texts.pageable, settings.non_blocking && texts.non_blocking,
+  return [
+    state,
+    fill(settings.workers === 1 ? texts.worker : texts.workers, values),
+    settings.pin ? texts.pinned : texts.pageable,
+    settings.non_blocking && texts.non_blocking,
     settings.side_stream ? fill(texts.side, values) : texts.one_stream,
     settings.depth && fill(texts.ahead, values),
-    settings.ranks_on_host > 1 && fill(texts.ranks, values)].filter(Boolean).join(texts.comma);
+    settings.ranks_on_host > 1 && fill(texts.ranks, values),
+  ]
+    .filter(Boolean)
+    .join(texts.comma);
 }
 
 /** What the numbers say, as `metrics.finding` has it for one GPU. */
 function findingOf({ compute_share: computes, overlap, headroom }, { texts, at_the_limit: limit }) {
-  const away = headroom <= limit ? texts.at_the_limit
-    : fill(texts.of_the_limit, { times: times(headroom) });
+  const away =
+    headroom <= limit ? texts.at_the_limit : fill(texts.of_the_limit, { times: times(headroom) });
   const hidden = overlap === null ? texts.no_copies : fill(texts.hidden, { share: share(overlap) });
   return [fill(texts.computes, { share: share(computes) }), hidden, headroom !== null && away]
-    .filter(Boolean).join(texts.comma);
+    .filter(Boolean)
+    .join(texts.comma);
 }
 
 /** What the loop waits for, and what would change it, as `advice` in widgets/explorer.py. */
 function adviceOf(settings, summary, tables) {
-  const { texts } = tables, rest = Object.entries(summary.breakdown)
-    .filter(([name]) => name !== "compute");
+  const { texts } = tables,
+    rest = Object.entries(summary.breakdown).filter(([name]) => name !== "compute");
   if (summary.compute_share >= tables.busy) return texts.busy;
   if (!rest.length) return "";
   const [cause, time] = rest.reduce((most, each) => (each[1] > most[1] ? each : most));
-  const remedy = remedyOf(cause, settings, summary, tables), what = tables.rests[cause] ?? cause;
+  const remedy = remedyOf(cause, settings, summary, tables),
+    what = tables.rests[cause] ?? cause;
   return fill(texts.rest, { share: share(time / summary.window), what, remedy }).trimEnd();
 }
 
@@ -64,46 +70,73 @@ function remedyOf(cause, settings, summary, tables) {
   }
   if (cause.startsWith("idle: host in")) return texts.launching;
   if (!cause.endsWith("waiting for data")) return "";
-  const host = new Host(tables.host, 1), nbytes = settings.batch_size * settings.sample_bytes;
+  const host = new Host(tables.host, 1),
+    nbytes = settings.batch_size * settings.sample_bytes;
   const pinning = host.receiving(nbytes) + (settings.pin ? host.pinning(nbytes) : 0);
   const work = host.fetchTime(nbytes) + settings.batch_size * settings.fetch_per_sample;
-  const fetching = work + host.sending(nbytes), each = fetching / Math.max(1, settings.workers);
-  return each >= pinning ? fill(texts.more_workers, { time: duration(fetching) })
+  const fetching = work + host.sending(nbytes),
+    each = fetching / Math.max(1, settings.workers);
+  return each >= pinning
+    ? fill(texts.more_workers, { time: duration(fetching) })
     : fill(texts.pin_thread, { time: duration(pinning) });
 }
 
 /** The code of settings, and which of its lines does what, as `program_of` in Python. */
 function programOf(settings, tables) {
-  const policy = tables.lifetimes[settings.lifetime], loads = !settings.resident;
-  const side = loads && settings.side_stream, ahead = loads && settings.depth > 0;
-  const slow = loads && settings.fetch_per_sample > 0, ring = side && policy.ring;
-  const true_ = { loads, side, ahead, slow, ring, again: ahead || ring,
-    library: ahead || ring || slow, own: side && policy.of_consumer, waits: side && policy.waits,
-    records: side && policy.records };
+  const policy = tables.lifetimes[settings.lifetime],
+    loads = !settings.resident;
+  const side = loads && settings.side_stream,
+    ahead = loads && settings.depth > 0;
+  const slow = loads && settings.fetch_per_sample > 0,
+    ring = side && policy.ring;
+  const true_ = {
+    loads,
+    side,
+    ahead,
+    slow,
+    ring,
+    again: ahead || ring,
+    library: ahead || ring || slow,
+    own: side && policy.of_consumer,
+    waits: side && policy.waits,
+    records: side && policy.records,
+  };
   const { batch_size: batch, sample_bytes: bytes, depth } = settings;
   const values = {
-    ...settings, samples: tables.samples, took: duration(settings.compute), buffers: depth + 1,
-    inner: ahead ? "    " : "", seconds: general(settings.fetch_per_sample / 1e9),
+    ...settings,
+    samples: tables.samples,
+    took: duration(settings.compute),
+    buffers: depth + 1,
+    inner: ahead ? "    " : "",
+    seconds: general(settings.fetch_per_sample / 1e9),
     pinned: settings.pin ? ", pin_memory=True" : "",
     shape: `${batch}, ${bytes}, dtype=torch.uint8, device="cuda"`,
     how: settings.non_blocking ? ", non_blocking=True" : "",
     batches: depth === 1 ? "batch" : `${depth} batches`,
   };
-  const kept = fill(tables.program, values).split("\n").filter(Boolean)
+  const kept = fill(tables.program, values)
+    .split("\n")
+    .filter(Boolean)
     .map(line => [line.slice(0, line.indexOf("|")), line.slice(line.indexOf("|") + 1)])
-    .filter(([guard]) => guard.split(" ").filter(Boolean)
-      .every(word => true_[word.replace("-", "")] !== word.startsWith("-")));
-  const lines = {}, text = kept.map(([, line], at) => {
-    const [shown, does] = line.split("  #: ");
-    if (does) lines[does] = at + 1;
-    return `${shown}\n`;
-  });
+    .filter(([guard]) =>
+      guard
+        .split(" ")
+        .filter(Boolean)
+        .every(word => true_[word.replace("-", "")] !== word.startsWith("-")),
+    );
+  const lines = {},
+    text = kept.map(([, line], at) => {
+      const [shown, does] = line.split("  #: ");
+      if (does) lines[does] = at + 1;
+      return `${shown}\n`;
+    });
   return { text: text.join(""), lines };
 }
 
 function difference(former, summary, { texts }) {
   if (!former?.step || !summary.step) return "";
-  const faster = former.step / summary.step, same = faster > 0.995 && faster < 1.005;
+  const faster = former.step / summary.step,
+    same = faster > 0.995 && faster < 1.005;
   const slower = fill(texts.slower, { times: times(1 / faster) });
   const quicker = fill(texts.faster, { times: times(faster) });
   const change = same ? texts.same : faster > 1 ? quicker : slower;
@@ -116,7 +149,8 @@ export function workedOut(settings, tables) {
   const program = programOf(settings, tables);
   const timeline = simulate(settings, tables, does => program.lines[does] ?? 0);
   const summary = summarize(timeline, settings.batch_size, tables.causes);
-  const { texts } = tables, finding = findingOf(summary, tables);
+  const { texts } = tables,
+    finding = findingOf(summary, tables);
   const state = fill(texts.said, { state: stateWords(settings, tables), finding });
   const text = fill(texts.whole, { state, advice: adviceOf(settings, summary, tables) });
   return { settings, program, timeline, summary, state, text };
@@ -128,7 +162,8 @@ export function typed(text, tables) {
   for (const piece of text.split(",").filter(each => each.trim())) {
     const [, name, word] = /^\s*(\w+)\s*=\s*(\S+)\s*$/.exec(piece) ?? [];
     if (!name) throw new SettingsError(fill(tables.texts.sets_nothing, { text: piece.trim() }));
-    const bare = word.replaceAll("_", ""), plain = { True: true, False: false }[word];
+    const bare = word.replaceAll("_", ""),
+      plain = { True: true, False: false }[word];
     found[name] = plain ?? (/^-?\d+$/.test(bare) ? Number(bare) : word.slice(1, -1));
   }
   return checked(found, tables);
@@ -137,11 +172,14 @@ export function typed(text, tables) {
 /** These settings, if each means something. Throws `SettingsError`, with what is there. */
 function checked(settings, { texts, limits, ...tables }) {
   const choices = { gpu: tables.gpus, lifetime: tables.lifetimes };
-  const refuse = (text, values) => { throw new SettingsError(fill(texts[text], values)); };
+  const refuse = (text, values) => {
+    throw new SettingsError(fill(texts[text], values));
+  };
   for (const [name, value] of Object.entries(settings)) {
     const names = Object.keys(tables.settings).join(", ");
     if (!Object.hasOwn(tables.settings, name)) refuse("no_setting", { name, names });
-    const [least, most] = limits[name] ?? [], known = choices[name];
+    const [least, most] = limits[name] ?? [],
+      known = choices[name];
     if (limits[name] && !(Number.isInteger(value) && value >= least && value <= most)) {
       refuse("number", { name, value, least: number(least), most: number(most) });
     } else if (known && !Object.hasOwn(known, value)) {
@@ -155,15 +193,19 @@ function checked(settings, { texts, limits, ...tables }) {
 
 // ---------------------------------------------------------------------------------------- controls
 
-const steps = (from, to, factors) => Array.from({ length: to - from }, (_, power) =>
-  factors.map(factor => Math.round(factor * 10 ** (from + power)))).flat();
-const RATES = [1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 32, 40, 55, 80, 97, 150, 300]
-  .map(each => each * SECOND);
+const steps = (from, to, factors) =>
+  Array.from({ length: to - from }, (_, power) =>
+    factors.map(factor => Math.round(factor * 10 ** (from + power))),
+  ).flat();
+const RATES = [1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 32, 40, 55, 80, 97, 150, 300].map(
+  each => each * SECOND,
+);
 const bytesOf = value => size(value).replace("bytes", "B");
 const SAMPLES = [100, 400, 784, 1_500, 3_136, 6_000, 12_288, 30_000, 60_000, 150_528, 602_112];
 const upTo = most => [...Array(most).keys()];
 
-const SLIDERS = { // what is offered, and how it is written if it is no count of tables.counts
+const SLIDERS = {
+  // what is offered, and how it is written if it is no count of tables.counts
   batch_size: [upTo(13).map(power => 8 << power)],
   sample_bytes: [SAMPLES, bytesOf],
   compute: [steps(3, 9, [1, 1.5, 2, 3, 4.4, 6, 8.8]), duration],
@@ -176,8 +218,16 @@ const SLIDERS = { // what is offered, and how it is written if it is no count of
   pageable_rate: [RATES, value => `${bytesOf(value)}/s`],
 };
 const CHECKS = ["pin", "non_blocking", "side_stream"];
-const OF_LOADING = ["workers", "ranks_on_host", "fetch_per_sample", "pin", "non_blocking",
-  "side_stream", "depth", "lifetime"];
+const OF_LOADING = [
+  "workers",
+  "ranks_on_host",
+  "fetch_per_sample",
+  "pin",
+  "non_blocking",
+  "side_stream",
+  "depth",
+  "lifetime",
+];
 const GROUPS = {
   machine: ["gpu", "pinned_rate", "pageable_rate"],
   work: ["resident", "batch_size", "sample_bytes", "compute", "kernels"],
@@ -192,55 +242,7 @@ function written(name, value, { counts }) {
   return fill(value === 1 ? one : many, { count: number(value) });
 }
 
-const EXPLORER_STYLE = `
-.lv-explorer { container-type: inline-size; font: 14px/1.4 system-ui, sans-serif; text-align: left;
-  color: var(--jp-ui-font-color1, inherit);
-  --lv-edge: color-mix(in srgb, currentColor 30%, transparent); }
-.lv-explorer * { box-sizing: border-box; }
-.lv-explorer .lv-all { display: grid; gap: 8px 18px; grid-template-columns: minmax(0, 1fr); }
-.lv-explorer .lv-presets { display: flex; flex-wrap: wrap; gap: 6px; }
-.lv-explorer button { font: inherit; color: inherit; min-height: 30px; flex: none;
-  padding: 2px 12px; border: 1px solid var(--lv-edge); border-radius: 5px; cursor: pointer;
-  background: color-mix(in srgb, currentColor 6%, transparent); }
-.lv-explorer button[aria-pressed=true] { border: 2px solid currentColor; font-weight: 600; }
-.lv-explorer .lv-numbers { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 0; }
-.lv-explorer .lv-name { font-size: 12.5px; opacity: .8; white-space: nowrap; }
-.lv-explorer .lv-value { font-size: 16px; font-weight: 600; white-space: nowrap; }
-.lv-explorer p { margin: 4px 0; } .lv-explorer [role=alert]:not(:empty) {
-  border-left: 4px solid #d55e00; padding: 4px 10px; }
-.lv-explorer fieldset { border: 0; margin: 0 0 8px; padding: 0; min-width: 0; }
-.lv-explorer legend { font-weight: 600; padding: 0; }
-.lv-explorer .lv-row { display: grid; gap: 0 8px;
-  grid-template-columns: 7.4em minmax(40px, 1fr) 7.6em;
-  align-items: center; min-height: 26px; font-size: 13.5px; }
-.lv-explorer .lv-row :is(select, input[type=text]) { grid-column: 2 / 4; }
-.lv-explorer .lv-row.lv-check { display: flex; }
-.lv-explorer :is(input, select) { font: inherit; width: 100%; min-width: 0; margin: 0;
-  accent-color: #0072b2; }
-.lv-explorer select, .lv-explorer input[type=text] { color: inherit; background: transparent;
-  border: 1px solid var(--lv-edge); border-radius: 4px; padding: 1px 4px; }
-.lv-explorer option { color: #000; background: #fff; }
-.lv-explorer input[type=checkbox] { width: auto; }
-.lv-explorer :disabled, .lv-explorer .lv-off { opacity: .5; }
-.lv-explorer output { font-variant-numeric: tabular-nums; line-height: 1.2; }
-.lv-explorer .lv-code > div { display: flex; justify-content: space-between; align-items: center; }
-.lv-explorer pre { font: 12px/1.45 var(--jp-code-font-family, monospace); white-space: pre-wrap;
-  overflow: auto; overflow-wrap: anywhere; word-break: normal; max-height: 60vh;
-  margin: 4px 0; padding: 6px 8px;
-  background: color-mix(in srgb, currentColor 6%, transparent); color: inherit; }
-@container (min-width: 340px) { .lv-explorer .lv-row {
-    grid-template-columns: 9.4em minmax(40px, 1fr) 7.6em; } }
-@container (min-width: 700px) { .lv-explorer .lv-all { grid-template-columns: 330px minmax(0, 1fr);
-    grid-template-rows: auto auto 1fr auto; align-items: start; }
-  .lv-explorer .lv-presets, .lv-explorer .lv-code { grid-column: 1 / -1; }
-  .lv-explorer :is(.lv-numbers, .lv-picture) { grid-column: 2; }
-  .lv-explorer .lv-controls { grid-column: 1; grid-row: 2 / 4; } }
-@container (min-width: 1060px) { .lv-explorer .lv-all {
-    grid-template-columns: 330px minmax(0, 5fr) minmax(0, 3fr); }
-  .lv-explorer .lv-numbers { grid-column: 2 / -1; }
-  .lv-explorer .lv-code { grid-column: 3; grid-row: 3; }
-  .lv-explorer pre { max-height: 500px; } }
-`;
+const EXPLORER_STYLE = "__LV_EXPLORER_CSS__"; // explorer.css; put in by view/picture.py
 
 /** Settings in which some have changed; what follows from those changes, too. */
 function moved(settings, values, { gpus }) {
@@ -249,7 +251,8 @@ function moved(settings, values, { gpus }) {
     const { h2d, pageable } = gpus[values.gpu];
     Object.assign(now, { pinned_rate: h2d, pageable_rate: pageable });
   }
-  if (values.batch_size) { // a larger batch is more work: the time per sample stays
+  if (values.batch_size) {
+    // a larger batch is more work: the time per sample stays
     now.compute = Math.max(1, rounded((settings.compute * now.batch_size) / settings.batch_size));
   }
   return now;
@@ -291,12 +294,18 @@ class Explorer {
       return group;
     });
     groups[1].append(this.typing());
-    const head = el("div"), copy = el("button", "", labels.copy_code, { type: "button" });
+    const head = el("div"),
+      copy = el("button", "", labels.copy_code, { type: "button" });
     copy.addEventListener("click", () => this.copy(copy));
     head.append(el("b", "", labels.code), copy);
-    const all = part("all", part("presets", ...this.presets), this.numbers,
-      part("picture", this.host, this.words, this.problem), part("controls", ...groups),
-      part("code", head, this.code));
+    const all = part(
+      "all",
+      part("presets", ...this.presets),
+      this.numbers,
+      part("picture", this.host, this.words, this.problem),
+      part("controls", ...groups),
+      part("code", head, this.code),
+    );
     this.place.replaceChildren(Object.assign(el("style"), { textContent: EXPLORER_STYLE }), all);
     this.place.addEventListener("keydown", keepKeys);
   }
@@ -311,15 +320,19 @@ class Explorer {
 
   control(name) {
     if (name in SLIDERS) return this.slider(name);
-    const isCheck = CHECKS.includes(name), label = this.tables.labels[name];
+    const isCheck = CHECKS.includes(name),
+      label = this.tables.labels[name];
     const control = isCheck ? el("input", "", undefined, { type: "checkbox" }) : el("select");
     const value = () => (isCheck ? control.checked : this.choices[name][control.value]);
     control.addEventListener("change", () => this.change({ [name]: value() }));
-    this.controls[name] = { node: control, set: now => {
-      const key = Object.entries(this.choices[name] ?? {}).find(([, each]) => each === now)?.[0];
-      if (isCheck) control.checked = now;
-      else control.value = key;
-    } };
+    this.controls[name] = {
+      node: control,
+      set: now => {
+        const key = Object.entries(this.choices[name] ?? {}).find(([, each]) => each === now)?.[0];
+        if (isCheck) control.checked = now;
+        else control.value = key;
+      },
+    };
     if (isCheck) return this.row(name, label, control);
     for (const key of Object.keys(this.choices[name])) control.append(el("option", "", key));
     return this.row(name, label, control);
@@ -328,30 +341,38 @@ class Explorer {
   /** What a list offers: its words, and the value that each sets. */
   get choices() {
     const same = table => Object.fromEntries(Object.keys(table).map(name => [name, name]));
-    const { labels } = this.tables, where = { [labels.in_host]: false, [labels.in_gpu]: true };
+    const { labels } = this.tables,
+      where = { [labels.in_host]: false, [labels.in_gpu]: true };
     return { gpu: same(this.tables.gpus), lifetime: same(this.tables.lifetimes), resident: where };
   }
 
   slider(name) {
-    const [offered] = SLIDERS[name], { labels } = this.tables, label = labels[name];
+    const [offered] = SLIDERS[name],
+      { labels } = this.tables,
+      label = labels[name];
     const help = labels[`help_${name}`] ?? label;
     const control = el("input", "", undefined, { type: "range", min: 0, step: 1, title: help });
     const output = el("output");
     let values = offered;
     control.addEventListener("input", () => this.change({ [name]: values[control.value] }));
-    this.controls[name] = { node: control, set: value => {
-      values = [...new Set([...offered, value])].sort((one, other) => one - other);
-      control.max = values.length - 1;
-      control.value = values.indexOf(value);
-      output.textContent = written(name, value, this.tables);
-      control.setAttribute("aria-valuetext", output.textContent);
-    } };
+    this.controls[name] = {
+      node: control,
+      set: value => {
+        values = [...new Set([...offered, value])].sort((one, other) => one - other);
+        control.max = values.length - 1;
+        control.value = values.indexOf(value);
+        output.textContent = written(name, value, this.tables);
+        control.setAttribute("aria-valuetext", output.textContent);
+      },
+    };
     return this.row(name, label, control, output);
   }
 
   typing() {
     const hint = "workers=3, batch_size=1000";
-    const { labels: { typed: label, help_typed: title } } = this.tables;
+    const {
+      labels: { typed: label, help_typed: title },
+    } = this.tables;
     const control = el("input", "", undefined, { type: "text", placeholder: hint, title });
     control.addEventListener("change", () => {
       try {
@@ -365,7 +386,9 @@ class Explorer {
     return this.row("typed", label, control);
   }
 
-  change(values) { this.show(moved(this.settings, values, this.tables)); }
+  change(values) {
+    this.show(moved(this.settings, values, this.tables));
+  }
 
   /** Show settings; what does not fit is said, and the picture stays. */
   show(settings) {
@@ -376,7 +399,8 @@ class Explorer {
       this.now = workedOut(settings, this.tables);
     } catch (problem) {
       if (!(problem instanceof OutOfMemory || problem instanceof SettingsError)) throw problem;
-      const { texts } = this.tables, full = problem instanceof OutOfMemory;
+      const { texts } = this.tables,
+        full = problem instanceof OutOfMemory;
       this.problem.textContent = `${full ? texts.out_of_memory : problem.message} ${texts.stays}`;
       return;
     }
@@ -388,53 +412,64 @@ class Explorer {
   showControls() {
     const { settings } = this;
     for (const [name, { node, set }] of Object.entries(this.controls)) {
-      set(settings[name]);
-      node.disabled = settings.resident ? OF_LOADING.includes(name)
+      if (this.shown?.[name] !== settings[name]) set(settings[name]);
+      node.disabled = settings.resident
+        ? OF_LOADING.includes(name)
         : name === "lifetime" && !settings.side_stream;
       node.parentNode.classList.toggle("lv-off", node.disabled);
     }
     Object.values(this.tables.presets).forEach((preset, at) => {
       const on = Object.entries(preset).every(([name, value]) => settings[name] === value);
-      this.presets[at].setAttribute("aria-pressed", on);
+      setAttribute(this.presets[at], "aria-pressed", on);
     });
+    this.shown = settings;
   }
 
   draw(former) {
-    const { timeline, summary, program, state, text, settings } = this.now, { tables } = this;
+    const { timeline, summary, program, state, text, settings } = this.now,
+      { tables } = this;
     const { head, columns } = pictured([{ timeline, summary }], tables.looks);
     this.axis = Math.max(this.axis, head.parts[0].duration); // so that lengths can be compared
     const { texts, labels, counts, picture: words } = tables;
     const machines = { gpu: tables.gpus[settings.gpu].name, host: tables.host.name };
     const subtitle = fill(texts.origin, machines);
-    const { axis } = this, { causes } = tables;
+    const { axis } = this,
+      { causes } = tables;
     const about = { title: state, subtitle, twin: text, axis, causes, words };
     Object.assign(head, about, tables.frame);
     const said = former ? difference(former, summary, tables) : texts.outline;
     if (this.view) this.view.load(head, columns, { keep: true, difference: said });
     else this.view = begin(this.host, head, columns, { difference: said });
     const rate = perSecond(summary.samples_per_second ?? 0);
-    const shown = [[labels.step, duration(summary.step ?? 0)],
+    const shown = [
+      [labels.step, duration(summary.step ?? 0)],
       [labels.throughput, fill(counts.per_second, { count: rate })],
       [labels.computes, share(summary.compute_share)],
       [labels.hidden, summary.overlap === null ? texts.no_copies : share(summary.overlap)],
-      [labels.limit, summary.headroom === null ? "–" : times(summary.headroom)]];
-    this.numbers.replaceChildren(...shown.map(([name, value]) => {
+      [labels.limit, summary.headroom === null ? "–" : times(summary.headroom)],
+    ];
+    const pairs = shown.map(([name, value]) => {
       const pair = el("div");
       pair.append(el("div", "lv-name", name), el("div", "lv-value", value));
       return pair;
-    }));
-    if (this.code.textContent !== program.text) {
-      this.code.textContent = program.text;
+    });
+    renew(this.numbers, pairs);
+    setText(this.words, text);
+    if (this.code.textContent === program.text) return;
+    this.code.textContent = program.text;
+    requestAnimationFrame(() => {
+      // when all is written, so that it is laid out once
       this.code.scrollTop = this.code.scrollHeight; // its end, where the loop is
-    }
-    this.words.textContent = text;
+    });
   }
 
   /** Without `https` a page has no clipboard: then the code is selected and copied. */
   copy(node) {
     const done = () => {
       node.textContent = this.tables.labels.copied;
-      setTimeout(() => { node.textContent = this.tables.labels.copy_code; }, 1500);
+      setTimeout(() => {
+        node.textContent = this.tables.labels.copy_code;
+      }, 1500);
     };
     const select = () => {
       const selection = getSelection();
@@ -463,10 +498,15 @@ also.push(root => {
     const data = place.querySelector(":scope > .lv-settings");
     if (place.lv || !data) continue;
     standIn(place);
-    const build = () => { place.lv ??= new Explorer(place, JSON.parse(data.textContent)); };
+    const build = () => {
+      place.lv ??= new Explorer(place, JSON.parse(data.textContent));
+    };
     if (!place.closest(".jp-OutputArea") || !place.hasAttribute("data-lv-stand")) build();
-    else { // the widget of the next output may live in a moment: two would take twice as long
-      const seen = () => { if (place.offsetHeight) build(); };
+    else {
+      // the widget of the next output may live in a moment: two would take twice as long
+      const seen = () => {
+        if (place.offsetHeight) build();
+      };
       const come = ([{ isIntersecting }]) => isIntersecting && setTimeout(seen, 700);
       new IntersectionObserver(come).observe(place);
     }

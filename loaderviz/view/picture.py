@@ -216,6 +216,7 @@ def _notes(notes: Sequence[str]) -> list[str]:
 
 _SOFT = "font-size:14px;color:var(--jp-ui-font-color2,inherit);max-width:90ch;margin:6px 0"
 _PARTS = ("model.js", "draw.js", "chrome.js", "view.js")  # of the module, each of which uses those before it
+_LOOKS = {"view.css": "__LV_CSS__", "explorer.css": "__LV_EXPLORER_CSS__"}  # and where they are put in
 # A string or a template, which stays; or a comment or an indent, which goes. No regular expression in the parts has a
 # quotation mark, "//" or "/*" in it: what is left of them runs in every test of the browser.
 _SKIPPED = re.compile(r'("(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`)|/\*.*?\*/|//[^\n]*|(?<=\n)\s+', re.S)
@@ -231,12 +232,16 @@ def stripped(text: str) -> str:
 
 @cache
 def module(*more: str) -> str:
-    """Return the view's ES module without its comments, its style sheet in it; `more` are further parts."""
-    here = files("loaderviz.view")
-    parts = (here.joinpath(name).read_text(encoding="utf-8") for name in (*_PARTS, *more, "view.css"))
-    *code, looks = map(stripped, parts)
-    style = json.dumps(looks.replace("\n", "")).replace("</", "<\\/")
-    return "".join(code).replace('"__LV_CSS__"', style, 1)
+    """Return the view's ES module without its comments, its style sheets in it; `more` are further parts."""
+    code = "".join(map(_part_of, (*_PARTS, *more)))
+    for name, place in _LOOKS.items():
+        style = json.dumps(_part_of(name).replace("\n", "")).replace("</", "<\\/")
+        code = code.replace(f'"{place}"', style, 1)
+    return code
+
+
+def _part_of(name: str) -> str:
+    return stripped(files("loaderviz.view").joinpath(name).read_text(encoding="utf-8"))
 
 
 @cache
@@ -247,8 +252,7 @@ def loader(*more: str) -> str:
     """
     text = module(*more).encode()
     code, name = b64encode(gzip.compress(text, 9, mtime=0)).decode(), hashlib.sha256(text).hexdigest()[:16]
-    script = files("loaderviz.view").joinpath("load.js").read_text(encoding="utf-8").strip()
-    return f"<script>{script % {'code': code, 'name': name}}</script>"
+    return f"<script>{_part_of('load.js').strip() % {'code': code, 'name': name}}</script>"
 
 
 def element(head: dict[str, Any], body: bytes, still: str, below: str = "", stands: bool = False) -> str:

@@ -15,6 +15,7 @@ here. A kernel hears of the settings and has their timeline.
 from __future__ import annotations
 
 import linecache
+import os
 import tomllib
 import zlib
 from collections.abc import Sequence
@@ -402,8 +403,14 @@ class Explorer(Interactive):
 
     def _element(self, picture: str) -> str:
         """Return the explorer as HTML: a still picture, words and code, until its script takes their place."""
-        data = {"tables": tables(self.settings.gpu), "settings": asdict(self.settings)}
-        return live_element(data, picture, self.view.heading, self.static_html(), stands=self.widget is not None)
+        return live_element(
+            self._given(), picture, self.view.heading, self.static_html(), stands=self.widget is not None
+        )
+
+    def _given(self) -> dict[str, Any]:
+        """Return what the page begins with, in the reader's language."""
+        language = os.environ.get("LOADERVIZ_LANGUAGE", "en")
+        return {"tables": tables(self.settings.gpu, language=language), "settings": asdict(self.settings)}
 
     def _cell(self, picture: str) -> str:
         return self._element(picture) + loader(*EXPLORER)
@@ -411,7 +418,7 @@ class Explorer(Interactive):
     def _assembled(self) -> Any:
         from loaderviz.widgets.controls import LiveExplorer
 
-        widget = LiveExplorer(tables=tables(self.settings.gpu), settings=asdict(self.settings))
+        widget = LiveExplorer(**self._given())
         widget.observe(lambda change: self._changed(change["new"]), "settings")
         return widget
 

@@ -10,14 +10,15 @@ import pytest
 for module in ("sphinx", "myst_nb", "furo"):
     pytest.importorskip(module, reason=f"{module} is missing: pip install -r requirements-dev.txt")
 
-pytestmark = [pytest.mark.notebook, pytest.mark.browser]
+pytestmark = [pytest.mark.notebook, pytest.mark.browser, pytest.mark.timeout(900)]  # two lessons run, in two languages
 LESSON = "04_gpu_resident_slicing"  # it has a view, a plotly figure, predictions and exercises
+EXPLORING = "00_start_here"  # it has the explorer
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """The folder of a book, in which one lesson has been run."""
-    return factory.script("docs/book.py").book(tmp_path_factory.mktemp("book"), (LESSON,)).parent
+    """The folder of a book, in which two lessons have been run."""
+    return factory.script("docs/book.py").book(tmp_path_factory.mktemp("book"), (LESSON, EXPLORING)).parent
 
 
 class Page(html.parser.HTMLParser):
@@ -68,5 +69,27 @@ def test_a_lesson_can_be_read_and_touched_without_network_or_kernel(pages, chrom
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator(".lv-open a").first.click()
     assert page.url.endswith("index.html#open")
+    assert problems == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_slider_of_the_explorer_moves_in_the_book_without_a_kernel(pages, chromium, width):
+    from loaderviz.widgets import explore
+
+    page, problems = chromium.new_page(), []
+    page.set_viewport_size({"width": width, "height": 900})
+    page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto((pages / "notebooks" / f"{EXPLORING}.html").as_uri())
+    explorer, words = explore(), page.locator(".lv-explorer .lv-words")
+    words.wait_for()
+    assert words.text_content() == explorer.text()
+    page.get_by_role("slider", name="workers", exact=True).press("ArrowRight")
+    explorer.set(workers=5)
+    assert words.text_content() == explorer.text()
+    drawn = "Array.from(document.querySelector('.lv-explorer').lv.view.model.columns.start)"
+    assert page.evaluate(drawn) == explorer.view.parts[0].bars.start.tolist()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert problems == []
     page.close()

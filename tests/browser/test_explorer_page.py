@@ -1,5 +1,9 @@
 """The explorer as a page: its controls move picture, numbers, words and code, without kernel and network."""
 
+import gzip
+import re
+from pathlib import Path
+
 import pytest
 
 from loaderviz import words
@@ -25,7 +29,8 @@ def shown(chromium, tmp_path):
         page.on("request", lambda request: request.url.startswith("file:") or problems.append(request.url))
         page.on("pageerror", lambda error: problems.append(str(error)))
         pages.append(context)
-        page.goto(explorer.to_html(tmp_path / "page.html").as_uri())
+        path = explorer if isinstance(explorer, Path) else explorer.to_html(tmp_path / "page.html")
+        page.goto(path.as_uri())
         page.set_default_timeout(20_000)
         return page, problems
 
@@ -127,3 +132,82 @@ def test_it_fits_into_a_window_and_has_a_picture_without_scripts(shown, width):
     page, more = shown(explorer, width, scripts=False)
     assert page.locator("img.lv-still").is_visible() and explorer.text() in page.locator("body").inner_text()
     assert problems + more == []
+
+
+def test_a_slider_moves_in_what_nbconvert_makes_of_a_saved_notebook(shown, tmp_path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    nbconvert = pytest.importorskip("nbconvert")
+    cells = ["import loaderviz as lv\nlv.explore()", "lv.explore('prefetch')"]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
+    nbclient.NotebookClient(book, timeout=240, kernel_name="python3").execute()
+    nbformat.write(book, tmp_path / "saved.ipynb")  # from here on there is no kernel
+    saved = nbformat.read(tmp_path / "saved.ipynb", as_version=4)
+    text, _ = nbconvert.HTMLExporter().from_notebook_node(saved)
+    path = tmp_path / "saved.html"
+    path.write_text(text.replace("https://", "about:blank#"), encoding="utf-8")  # what only formulas and widgets need
+    page, _ = shown(path)
+    for number, (preset, settings) in enumerate(((None, {}), ("prefetch", {"depth": 3}))):
+        mine = page.locator(".lv-explorer").nth(number)
+        mine.scroll_into_view_if_needed()
+        explorer = explore(preset, **settings) if preset else explore()
+        explorer.set(workers=5)
+        mine.get_by_role("slider", name="workers", exact=True).press("ArrowRight")
+        if settings:
+            mine.get_by_role("slider", name="batches ahead", exact=True).press("ArrowRight")
+        assert mine.locator(".lv-words").text_content() == explorer.text()
+        assert mine.locator(".lv-code pre").text_content() == explorer.program.text
+
+
+LATIN = re.compile(r"[A-Za-z]{3,}")
+# What a reader of the picture sees, hears, or reads above a pointer, but for the code, and what CUDA names so.
+READ = f"""() => {{
+    const {{ root, ui }} = {LV}.view, texts = [ui.legend, ui.help, ui.detail, ui.heads, ui.tip, ui.wheres, ui.live];
+    const attributes = [...root.querySelectorAll('[title], [aria-label], [placeholder]')].flatMap(each =>
+        ['title', 'aria-label', 'placeholder'].map(name => each.getAttribute(name)).filter(Boolean));
+    return [...texts.flatMap(each => [...each.querySelectorAll('*')].filter(node => !node.children.length)
+        .map(node => node.textContent)), ...attributes].filter(Boolean);
+}}"""
+
+
+def test_everything_in_the_picture_is_in_the_readers_language(shown, monkeypatch):
+    monkeypatch.setenv("LOADERVIZ_LANGUAGE", "zh")
+    page, problems = shown(explorer := explore("prefetch"))
+    page.wait_for_function(f"{LV}.view.drawn.rects + {LV}.view.drawn.buckets > 20")
+    x, y = page.evaluate(f"""(view => {{
+        const isKernel = bar => view.model.style(bar).key === 'compute';
+        const bar = [...view.model.columns.batch.keys()].find(isKernel), {{ over }} = view.ui;
+        view.select(bar);
+        over.scrollIntoView({{ block: 'center' }});
+        const box = over.getBoundingClientRect(), rect = view.rect(bar);
+        return [box.x + rect.x + rect.width / 2, box.y + rect.y + rect.height / 2];
+    }})({LV}.view)""")
+    page.mouse.move(x, y)
+    page.wait_for_function(f"!{LV}.view.ui.tip.hidden && {LV}.view.ui.live.textContent")
+    allowed = {
+        "GPU",
+        "CUDA",
+        "Esc",
+        "Enter",
+        "ctrl",
+        "memset",
+        "DataLoader",
+        "rank",
+        "non",
+        "blocking",
+        "pin",
+        "memory",
+    }
+    allowed |= {word for name in explorer.timeline.names for word in LATIN.findall(name)}
+    texts = page.evaluate(READ)
+    assert len(texts) > 60
+    assert [text for text in texts if set(LATIN.findall(text)) - allowed] == []
+    assert problems == []
+
+
+def test_a_page_of_the_explorer_is_light(tmp_path):
+    for language in ("en", "zh"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LOADERVIZ_LANGUAGE", language)
+            text = explore().to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+        without = re.sub(r'src="data:image[^"]*"', "", text)  # without its still picture
+        assert len(gzip.compress(without.encode(), 6)) < 80_000

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import factory
 import pytest
 
+from loaderviz.export import to_html
 from loaderviz.timeline import Timeline
 
 pytestmark = pytest.mark.browser
@@ -184,5 +187,28 @@ def test_without_decompression_or_scripts_the_still_picture_stays(chromium, time
     )
     page.wait_for_timeout(300)
     assert page.locator("img.lv-still").is_visible()
+    page.close()
+    assert problems == []
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_of_a_comparison_is_light_and_no_wider_than_a_window(language, chromium, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOADERVIZ_LANGUAGE", language)
+    path = to_html(factory.loaders(12), tmp_path / "compared.html")
+    text = path.read_text(encoding="utf-8")
+    without = re.sub(r'src="data:image[^"]*"', "", text)  # without the still picture
+    assert len(without) < len(text) and len(gzip.compress(without.encode(), 6)) < 80_000
+    page = chromium.new_page()
+    problems: list[str] = []
+    page.on("request", lambda request: request.url.startswith("file:") or problems.append(request.url))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    for width in (320, 390, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto(path.as_uri())
+        page.wait_for_function("() => [...document.querySelectorAll('.lv-view')].every(host => host.lv?.frames > 0)")
+        for folded in (True, False):
+            wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+            assert wide[0] <= wide[1], (width, folded)
+            page.evaluate("document.querySelector('.lv-view').lv.view.toggleAll()")
     page.close()
     assert problems == []

@@ -44,7 +44,7 @@ const asked = new Function("it", "tables", "page", `return ${expression}`);
 for (const it of all) {
   let answer;
   try {
-    answer = asked(it, tables, page);
+    answer = await asked(it, tables, page);
   } catch (problem) {
     answer = { problem: problem.constructor.name, text: problem.message };
   }

@@ -2,7 +2,9 @@
 
 import random
 import re
+import shutil
 import string
+import subprocess
 from dataclasses import asdict
 
 import pytest
@@ -77,11 +79,21 @@ def test_a_gap_that_nothing_fills_is_an_error_that_names_it():
         made.fill("{now_step} {nobody}", {"now_step": "1 ms"})
 
 
-def test_the_lines_of_the_scripts_fit_beside_each_other_on_a_screen():
-    """The older parts of the view are not there yet."""
-    for path in [made.STORY / "story.js", *(made.ROOT / "loaderviz" / "view" / name for name in EXPLORER)]:
-        long = [line for line in path.read_text(encoding="utf-8").splitlines() if len(line) > 100]
-        assert long == [], path.name
+def test_the_scripts_are_short_and_their_lines_fit_beside_each_other_on_a_screen():
+    scripts = [each for folder in ("loaderviz", "docs") for each in (made.ROOT / folder).rglob("*.js")]
+    lines = {path: path.read_text(encoding="utf-8").splitlines() for path in scripts}
+    assert {"view.js", "story.js", "choices.js", "load.js", *EXPLORER} <= {path.name for path in scripts}
+    assert [(path.name, line) for path, mine in lines.items() for line in mine if len(line) > 100] == []
+    assert sum(map(len, lines.values())) <= 6_000
+
+
+@pytest.mark.skipif(not shutil.which("prettier"), reason="prettier is missing: npm install --global prettier")
+def test_the_scripts_are_as_prettier_writes_them():
+    done = subprocess.run(
+        [shutil.which("prettier"), "--check", "loaderviz/**/*.js", "docs/story/*.js"],
+        cwd=made.ROOT, capture_output=True, text=True, encoding="utf-8",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 # Numbers
