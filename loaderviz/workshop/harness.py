@@ -167,12 +167,12 @@ def generator_of(chance: random.Random) -> torch.Generator:
 class Data:
     """Images and labels, in batches of these sizes, and the sums by which their samples are recognised.
 
-    images: `[N, …]`, FEATURES whole numbers 0..255 each; labels: int64 `[N]`. The weights of the sums are fresh.
+    images: `[N, …]`, whole numbers 0..255, FEATURES each where `BatchWork` takes them; labels: int64 `[N]`. The weights of the sums are fresh.
     """
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, sizes: Sequence[int], chance: random.Random) -> None:
         self.images, self.labels, self.sizes = images, labels, tuple(sizes)
-        self.weights = torch.randint(1, 2**16, (FEATURES,), generator=generator_of(chance)).double()
+        self.weights = torch.randint(1, 2**16, (images[0].numel(),), generator=generator_of(chance)).double()
         self.sums = sums_of(images, self.weights)
 
     @classmethod

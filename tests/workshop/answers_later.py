@@ -597,4 +597,8 @@ WRONG = {
         (shuffle_slices, r"has 256 of the samples of batch"),
         (lambda *data: ((x, y + 1) for x, y in on_gpu_loader(*data)), r"Batch 0 has labels that are no digits"),
     ],
+    "11.0": [(lambda: "pin", "The station 'pin' takes"), (lambda: None, "You returned None. The name of a station")],
+    "11.1": [(without_a_repair, "augments, picture by picture")],
+    "11.2": [(only_augmented_elsewhere, "pictures that were decoded in the epoch before")],
+    "11.3": [(decoded_once, "exposed|idle|waits")],
 }

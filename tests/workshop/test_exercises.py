@@ -237,7 +237,10 @@ import numpy
 from torch.utils.data import DataLoader
 import loaderviz as lv
 from loaderviz.workshop import claims
+from loaderviz.experiment import Images as lv_images
+from loaderviz.loaders import PrefetchLoader
 from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
+from loaderviz.workshop.lessons.lesson11 import Augmented, augment
 
 def load({}):
 """

@@ -84,7 +84,7 @@ def _order(run: LoaderRun) -> list[torch.Tensor]:
     return batches
 
 
-def _must_be_complete(run: LoaderRun, order: list[torch.Tensor], first: int = 0) -> list[torch.Tensor]:
+def must_be_complete(run: LoaderRun, order: list[torch.Tensor], first: int = 0) -> list[torch.Tensor]:
     """Return the order of the samples in each epoch from `first` on; raise `NotYet` for one twice or never."""
     epochs = [torch.cat(order[start : start + PER_EPOCH]) for start in range(0, len(order), PER_EPOCH)]
     for number, rows in enumerate(epochs, first):
@@ -163,7 +163,7 @@ def shuffle(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = _data(chance)
     with _global_generators(chance):
         run = feed(answer, data, FeedConfig(epochs=EPOCHS, dtype=torch.uint8), harness.SAMPLES, EPOCHS, resident=True)
-    must_be_shuffled(run, _must_be_complete(run, _order(run)), harness.SAMPLES)
+    must_be_shuffled(run, must_be_complete(run, _order(run)), harness.SAMPLES)
     run.must_be_sent(data.nbytes)
     run.must_have_no_hazards()
     _must_not_wait(run)
@@ -246,7 +246,7 @@ def resume(answer: Callable[..., Any], chance: random.Random) -> Score:
 
     whole, order = run_from(epoch, 0)
     later = [torch.cat(run_from(number, 0)[1]) for number in (epoch + 1, epoch + 2)]
-    must_be_shuffled(whole, [*_must_be_complete(whole, order, epoch), *later], harness.SAMPLES)
+    must_be_shuffled(whole, [*must_be_complete(whole, order, epoch), *later], harness.SAMPLES)
     run, rest = run_from(epoch, first)
     for number, (mine, wanted) in enumerate(zip(rest, order[first:], strict=True), first):
         if not torch.equal(mine, wanted):
