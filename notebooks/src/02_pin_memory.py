@@ -32,8 +32,11 @@ from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz import experiment, mnist, words
-from loaderviz.workshop import lesson02, loop, predict
+from loaderviz.workshop import lesson02, loop, predict, recall
 from loaderviz.workshop.loop import GPU, STEPS, gpu_milliseconds, make_batches, new_model, steps, train_step, watch
+
+# %%
+recall(2)
 
 # %% [markdown]
 # ## One copy, two kinds of memory

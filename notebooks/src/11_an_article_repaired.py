@@ -34,11 +34,14 @@ from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz.loaders import PrefetchLoader
-from loaderviz.workshop import lesson11, predict
+from loaderviz.workshop import lesson11, predict, recall
 from loaderviz.workshop.lessons.lesson11 import Augmented, augment, watch
 from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, steps, train_step
 
 show_code(lesson11.Photos, augment, Augmented)
+
+# %%
+recall(11)
 
 
 # %%
