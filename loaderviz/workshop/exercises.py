@@ -11,7 +11,6 @@ import json
 import linecache
 import math
 import numbers
-import os
 import random
 import re
 import secrets
@@ -34,6 +33,7 @@ from loaderviz import words
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Timeline
 from loaderviz.widgets.cells import live_here, show
+from loaderviz.words import in_language as in_language
 
 if TYPE_CHECKING:
     from loaderviz.view import View
@@ -42,11 +42,6 @@ FOLDER = Path(__file__).parent
 TEXTS = json.loads((FOLDER / "exercises.json").read_text(encoding="utf-8"))
 # What exercises ask, by their numbers, and what is said of answers, by keys: in English, and in other languages.
 ASKED, SAID = (tomllib.loads((FOLDER / name).read_text(encoding="utf-8")) for name in ("exercises.toml", "texts.toml"))
-
-
-def in_language(texts: Mapping[str, Any]) -> Any:
-    """Return what LOADERVIZ_LANGUAGE names of `texts`, such as "zh"; where it names nothing there, the English."""
-    return texts.get(os.environ.get("LOADERVIZ_LANGUAGE", "en"), texts.get("en", texts))
 
 
 def say(key: str, **values: object) -> str:

@@ -452,7 +452,6 @@ RIGHT = {
     "11.1": [only_augmented_elsewhere],
     "11.2": [decoded_once],
     "11.3": [kept_on_the_gpu],
-
     "9.1": [step_by_step],
     "5.1": [loader_consumer, loader_ring],
     "5.2": [loader_record_stream, kept_until_used, memory_of_the_main_stream, loader_ring],

@@ -82,7 +82,11 @@ def judged(number, answer, request):
 
 
 @pytest.mark.parametrize(
-    "exercise", [pytest.param(e, marks=[pytest.mark.slow] * (e.number > "8.1" or e.number.startswith("11")), id=e.number) for e in ALL]
+    "exercise",
+    [
+        pytest.param(e, marks=[pytest.mark.slow] * (e.number > "8.1" or e.number.startswith("11")), id=e.number)
+        for e in ALL
+    ],
 )
 def test_the_solution_that_is_shipped_passes(exercise):
     outcome = exercise.check(cell(exercise.answer), seed=drawn())
