@@ -1,7 +1,7 @@
 """What a picture says in another language than English: texts.toml has it, and `words.language` chooses.
 
-Lanes, states and the legend are asked for by their English. The headline, findings and hazards are sentences with numbers
-of their own: each function returns None where a language has none, and then the English is said.
+Lanes, states and the legend are asked for by their English. The headline, findings and hazards are sentences with
+numbers of their own: each function returns None where a language has none, and then the English is said.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ def _numbers(summary: metrics.Summary) -> str | None:
         summary.headroom is not None
         and (_say("headline", "at-limit") if at_limit else _say("headline", "away", times=f"{summary.headroom:.2f}")),
     ]
-    return (
-        None if None in parts else words.in_language({"en": ", ", "zh": "，"}).join(str(part) for part in parts if part)
-    )
+    between = words.in_language({"en": ", ", "zh": "，"})
+    return None if None in parts else between.join(str(part) for part in parts if part)
 
 
 def fastest(known: Mapping[str, float], summaries: Mapping[str, metrics.Summary]) -> str | None:

@@ -167,7 +167,8 @@ def generator_of(chance: random.Random) -> torch.Generator:
 class Data:
     """Images and labels, in batches of these sizes, and the sums by which their samples are recognised.
 
-    images: `[N, …]`, whole numbers 0..255, FEATURES each where `BatchWork` takes them; labels: int64 `[N]`. The weights of the sums are fresh.
+    images: `[N, …]`, whole numbers 0..255, FEATURES each unless a lesson has its own pictures; labels: int64 `[N]`.
+    The weights of the sums are fresh.
     """
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, sizes: Sequence[int], chance: random.Random) -> None:
