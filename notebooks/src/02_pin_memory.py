@@ -381,8 +381,8 @@ assert {row.lane.role for row in from_loader.rows()} == {"main", "worker", "pin"
 #
 # * **Say:** "The GPU's copy engine can only read memory that cannot move away. For other memory somebody must carry
 #   each byte to such a place first, and that somebody is your main thread."
-# * **Stuck:** in 2.1 people keep the batches on the GPU. The check says how many bytes were copied; the task says that
-#   the data do not fit there.
+# * **Stuck:** in 2.1 people keep the batches on the GPU. The check says which batch was not copied again; the task says
+#   that the data do not fit there.
 # * **If asked:** PyTorch keeps pinned memory in blocks whose sizes are powers of two, so a pinned batch can take twice
 #   its bytes (R39). A worker cannot pin: it is another process, and the memory would be pinned for that one. Without
 #   workers the loop itself pins. A profiler shows what was lost as a "Pageable" copy.
