@@ -328,7 +328,7 @@ def _line(timeline: Timeline, finding: Finding, judged: Window) -> Json:
         "title": finding.title,
         "text": finding.evidence,
         "change": finding.change,
-        **spoken.finding(finding, spans),
+        **spoken.finding(finding, len(spans)),
         "open": finding.kind == "late-rank",  # why a rank is late, its rows do not show
         "window": window and [edge - timeline.begin for edge in window],
         "bars": np.sort(spans).tolist(),

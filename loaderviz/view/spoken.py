@@ -7,7 +7,7 @@ numbers of their own: each function returns None where a language has none, and 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,8 +78,8 @@ def fastest(known: Mapping[str, float], summaries: Mapping[str, metrics.Summary]
     return _say("headline", "fastest", best=best, other=first, times=f"{known[best]:.2f}", **shares)
 
 
-def finding(found: Finding, spans: Sequence[Any]) -> dict[str, str]:
-    """Return title, text and change of a finding, of which the picture marks `spans`; nothing for English.
+def finding(found: Finding, spans: int) -> dict[str, str]:
+    """Return title, text and change of a finding, of which the picture marks so many spans; nothing for English.
 
     A change that is a remark in English is left out: the sentence says it.
     """
@@ -88,7 +88,7 @@ def finding(found: Finding, spans: Sequence[Any]) -> dict[str, str]:
         return {}
     name, _, said = title.partition("。")
     gain = _gain(found.expected_gain)
-    marked = _say("headline", "marked", count=f"{len(spans):,}") if len(spans) else ""
+    marked = _say("headline", "marked", count=f"{spans:,}") if spans else ""
     code = "\n".join(line for line in found.change.splitlines() if not line.startswith("#"))
     return {"title": f"{name}（{found.kind}）{gain and f'：{gain}'}", "text": f"{said}{marked}", "change": code}
 

@@ -40,7 +40,7 @@ def test_each_kind_of_finding_and_of_hazard_has_a_sentence():
 
 def test_a_picture_in_english_is_as_it_was():
     assert spoken.headline(loop()) == metrics.describe(loop())
-    assert spoken.finding(Finding("resident", "seen", "change", Gain(0, 0.0, None)), [1]) == {}
+    assert spoken.finding(Finding("resident", "seen", "change", Gain(0, 0.0, None)), 1) == {}
     assert spoken.hazard(Mark(0, 0, "early-read", "it is read")) is None
 
 
@@ -84,7 +84,7 @@ def test_a_comparison_says_which_is_faster(chinese):
 )
 def test_a_finding_keeps_its_kind_its_gain_and_its_code(chinese, gain, said):
     change = "# no such call\nloader = DataLoader(..., num_workers=4)"
-    told = spoken.finding(Finding("fetch-in-loop", "the main thread fetches", change, gain), [1, 2])
+    told = spoken.finding(Finding("fetch-in-loop", "the main thread fetches", change, gain), 2)
     assert told["title"] == f"由循环自己取数（fetch-in-loop）{said}"
     assert "图中标出了 2 处" in told["text"] and told["change"] == "loader = DataLoader(..., num_workers=4)"
 
