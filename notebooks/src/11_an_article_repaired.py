@@ -226,7 +226,10 @@ from loaderviz.workshop.lessons.lesson11 import augment
 def load(photos, epochs):
     """Yield each batch on the GPU."""
     decoded = zip(*DataLoader(photos, 64, num_workers=4), strict=True)
-    ...
+    loader = DataLoader(TensorDataset(*map(torch.cat, decoded)), 64, shuffle=True, num_workers=4, pin_memory=True)
+    for _ in range(epochs):
+        for images, labels in loader:
+            yield augment(images.cuda()), labels.cuda()
 
 
 # %% tags=["exercise"]

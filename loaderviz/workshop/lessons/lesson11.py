@@ -23,7 +23,7 @@ from loaderviz.metrics import summarize
 from loaderviz.recording import record
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.workshop import diagnosis, harness
-from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code, say
+from loaderviz.workshop.exercises import ExerciseError, NotYet, Score, Theirs, check_of, learners_code, say
 from loaderviz.workshop.harness import Batch, BatchWork, CheckLoop, Data, FeedConfig, LoaderRun, feed
 from loaderviz.workshop.lessons.lesson03 import judged_again
 from loaderviz.workshop.lessons.lesson04 import PER_EPOCH, must_be_complete, must_be_shuffled
@@ -131,8 +131,14 @@ def work_time() -> int:
 
 
 def watch(load: Callable[..., Any]) -> Timeline:
-    """Record the last epoch of a loader, on the same pictures each time; print what a step takes. Return the epoch."""
-    run = _article_run() if load is article else _last_epoch(_fed(load, _pictures(random.Random(11))))
+    """Record the last epoch of a loader, on the same pictures each time; print what a step takes. Return the epoch.
+
+    Raises `ExerciseError` if it does not hand out all batches on the GPU.
+    """
+    try:
+        run = _article_run() if load is article else _last_epoch(_fed(load, _pictures(random.Random(11))))
+    except (NotYet, Theirs) as problem:
+        raise ExerciseError(str(problem)) from problem
     step, least = run.took / PER_EPOCH, work_time()
     print(say("photo-step", step=words.duration(step), limit=words.duration(least), times=step / least))
     return run.timeline
