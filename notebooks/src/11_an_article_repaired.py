@@ -44,7 +44,7 @@ show_code(lesson11.Photos, augment, Augmented, article)
 recall(11)
 
 # %% [markdown]
-# `watch` draws the second epoch. Its *limit* is the GPU's own work.
+# `watch` records the second epoch, and compares it with the GPU's own work.
 
 # %%
 before = watch(article)

@@ -131,7 +131,7 @@ def work_time() -> int:
 
 
 def watch(load: Callable[..., Any]) -> Timeline:
-    """Record the last epoch of a loader, on the same pictures each time; print what a step takes. Return the epoch.
+    """Record the last epoch of a loader, on the same pictures each time; print what it takes. Return it.
 
     Raises `ExerciseError` if it does not hand out all batches on the GPU.
     """
@@ -139,8 +139,8 @@ def watch(load: Callable[..., Any]) -> Timeline:
         run = _article_run() if load is article else _last_epoch(_fed(load, _pictures(random.Random(11))))
     except (NotYet, Theirs) as problem:
         raise ExerciseError(str(problem)) from problem
-    step, least = run.took / PER_EPOCH, work_time()
-    print(say("photo-step", step=words.duration(step), limit=words.duration(least), times=step / least))
+    work = PER_EPOCH * work_time()
+    print(say("photo-epoch", took=words.duration(run.took), work=words.duration(work), times=run.took / work))
     return run.timeline
 
 
