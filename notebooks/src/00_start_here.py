@@ -176,7 +176,7 @@ lesson00.reading.check(exposed_share)
 # | 8 | [Capstone](08_capstone.ipynb) | how close to the limit? | 35 |
 # | 9 | [What the articles say](09_what_the_articles_say.ipynb) | is it true? | 25 |
 # | 10 | [Extras](10_extras.ipynb) | what else is there? | 10 |
-# | 11 | [An article repaired](11_an_article_repaired.ipynb) | in which order do you repair a program? | 30 |
+# | 11 | [An article repaired](11_an_article_repaired.ipynb) | what comes first? | 30 |
 #
 # [All terms](terms.md)
 #

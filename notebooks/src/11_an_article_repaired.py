@@ -307,7 +307,7 @@ assert lv.summarize(repaired).compute_share > 0.9
 # %% [markdown] tags=["guide"]
 # ### 11. An article repaired
 #
-# Asks: in which order do you repair a program?
+# Asks: what comes first?
 #
 # Idea: The slowest station first, then look again.
 #
