@@ -6,21 +6,37 @@ share(0.412)          # "41 %"
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import chain
 from itertools import count as count_from
+from typing import Any
 
 _DURATIONS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"))
 _WIDTH = 110  # columns of a report that does not go to a terminal
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|bytes|[kMG]B)\b|%)")
 _GLUE = "\N{NO-BREAK SPACE}"  # no line is broken there
 _SIZES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def language() -> str:
+    """Return the language that LOADERVIZ_LANGUAGE names, such as "zh"; "en" where it is not set."""
+    return os.environ.get("LOADERVIZ_LANGUAGE", "en")
+
+
+def in_language(texts: Mapping[str, Any]) -> Any:
+    """Return what LOADERVIZ_LANGUAGE names of `texts`, such as "zh"; where it names nothing there, the English.
+
+    >>> in_language({"en": "host", "zh": "主机"})
+    'host'
+    """
+    return texts.get(language(), texts.get("en", texts))
 
 
 def duration(ns: float | None) -> str:

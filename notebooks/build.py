@@ -27,15 +27,18 @@ import json
 import os
 import re
 import sys
+import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jupytext
 import nbformat
 
+from loaderviz.analysis import FindingKind
 from loaderviz.rules import RULES
 
 FOLDER = Path(__file__).resolve().parent
@@ -243,6 +246,27 @@ def build(folder: Path = FOLDER) -> tuple[dict[Path, str], list[SourceError], li
     return files, problems, stale
 
 
+def untranslated(folder: Path = FOLDER.parent / "loaderviz") -> list[str]:
+    """Return what the tables of texts in a package have in English and not in Chinese; each kind of finding, too."""
+    found = []
+    for file in sorted(folder.rglob("*.toml")):
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        if "findings" in tables:  # those of pictures: each kind has one
+            tables["findings"] = dict.fromkeys(get_args(FindingKind)) | tables["findings"]
+        found += [f"{file.relative_to(folder)}: {name} is not in Chinese" for name in _without_chinese(tables, "")]
+    return found
+
+
+def _without_chinese(table: dict[str, Any], name: str) -> Iterator[str]:
+    if name and "zh" not in table and ("en" in table or "task" in table):
+        yield name
+    for key, part in table.items():
+        if isinstance(part, dict) and key != "zh":
+            yield from _without_chinese(part, f"{name}.{key}".lstrip("."))
+        elif part is None:
+            yield f"{name}.{key}"
+
+
 def with_outputs(text: str, path: Path) -> str:
     """Return the text of a solved notebook with the outputs that the file has for the cells that are in both."""
     if not path.is_file():
@@ -306,7 +330,7 @@ def main(arguments: list[str] | None = None, folder: Path = FOLDER) -> int:
             print(f"{os.path.relpath(path, folder)} written")
     if options.execute is not None and not left:
         run(folder, tuple(options.execute or [""]))
-    for line in [*left, *stale]:  # what is stale is shown in English, so it can wait
+    for line in [*left, *stale, *untranslated()]:  # what is stale is shown in English, so it can wait
         print(line, file=sys.stderr)
     return 1 if left else 0
 

@@ -24,7 +24,7 @@ def section(title):
 
 
 def test_every_exercise_and_every_prediction_has_its_answer():
-    assert re.findall(r"\*\*Exercise (\d\.\w):\*\*", ANSWERS) == list(EXERCISES)
+    assert re.findall(r"\*\*Exercise (\d+\.\w):\*\*", ANSWERS) == list(EXERCISES)
     parts = re.split(r"\n### \d+\. ", section("Lesson by lesson"))[1:]
     for source, said, part in zip(SOURCES, parts, ANSWERS.split("\n## ")[1:], strict=True):
         assert "**Say:**" in said and "**Stuck:**" in said

@@ -11,14 +11,14 @@ import factory
 import pytest
 
 from loaderviz.workshop import EXERCISES
+from loaderviz.workshop.exercises import say
+from loaderviz.workshop.learner import ASKS, QUESTIONS
 
 pytest.importorskip("jupytext", reason="jupytext is missing: pip install -r requirements.txt")
 
 SOURCES = sorted((Path(__file__).parents[1] / "notebooks" / "src").glob("*.py"))
 EACH = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
-FIRST, A_TASK, A_LESSON = 250, 150, 600
-# What is not reached yet, by the number of the lesson: the words before its first task, for each task, and of the
-# whole lesson; None for what is reached. A number here may only become smaller.
+FIRST, A_TASK, A_LESSON, A_QUESTION = 250, 150, 600, 15
 build = factory.script("notebooks/build.py")
 
 
@@ -38,6 +38,8 @@ def words_of_code(source):
         given = {word.arg: word.value for word in asked[0].keywords} | dict(enumerate(asked[0].args))
         question, choices = given.get(0, given.get("question")), given.get(1, given.get("choices"))
         return words(ast.literal_eval(question)) + sum(map(words, ast.literal_eval(choices)))
+    if drawn := [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _calls(node) == "recall"]:
+        return words(say("recall-head")) + sum(longest_questions(drawn[0].args[0].value))
     comments = [
         token.string
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -49,6 +51,13 @@ def words_of_code(source):
 
 def _calls(node):
     return getattr(node.func, "id", "")
+
+
+def longest_questions(lesson):
+    """Return the words of the two longest questions that a lesson can begin with, each with its choices and label."""
+    asked = [each["en"] for each in QUESTIONS.values() if each["lesson"] < lesson]
+    told = (words(" ".join([say("recall-label"), each["question"], *each["choices"]])) for each in asked)
+    return sorted(told)[-ASKS:]
 
 
 def read_in(cells):
@@ -70,6 +79,18 @@ def read_in(cells):
             total += words_of_code(cell.source)
             last = total if ".check(" in cell.source else last
     return (0, 0, total) if first is None else (first, last / tasks, total)
+
+
+@EACH
+def test_a_lesson_after_the_first_begins_with_questions_of_earlier_ones(source):
+    number, code = int(source.name[:2]), [cell.source for cell in build.shown(source) if cell.cell_type == "code"]
+    assert [place for place, text in enumerate(code) if text == f"recall({number})"] == ([1] if number else [])
+
+
+def test_a_question_of_an_earlier_lesson_has_few_words():
+    found = {key: words(" ".join([each["en"]["question"], *each["en"]["choices"]])) for key, each in QUESTIONS.items()}
+    assert {key: count for key, count in found.items() if count > A_QUESTION} == {}
+    assert 20 < sum(longest_questions(1)) < sum(longest_questions(11)) == 2 * (A_QUESTION + 1)
 
 
 @EACH

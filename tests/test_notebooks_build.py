@@ -249,3 +249,17 @@ def test_a_source_that_is_wrong_is_named_and_nothing_of_it_is_written(folder, ca
     assert re.search(expected, line), line
     assert sorted(path.name for path in folder.glob("*.ipynb")) == ["02_other.ipynb"]  # the others are
     assert not (folder.parent / "loaderviz").exists()
+
+
+def test_what_is_not_in_chinese_is_named(tmp_path):
+    assert build.untranslated() == []
+    (tmp_path / "view").mkdir()
+    (tmp_path / "view" / "texts.toml").write_text('[findings]\nresident = { zh = "常驻" }\n[one.two]\nen = "2"\n')
+    (tmp_path / "asked.toml").write_text(
+        '["1.a"]\ntask = "Do"\n["1.b"]\ntask = "Do"\n["1.b".zh]\ntask = "做"\n[x]\ny = 1\n'
+    )
+    (tmp_path / "empty.toml").write_text("")
+    first, *found = build.untranslated(tmp_path)
+    assert first == "asked.toml: 1.a is not in Chinese"
+    assert "view/texts.toml: findings.late-rank is not in Chinese" in found
+    assert "view/texts.toml: one.two is not in Chinese" in found and "resident" not in str(found)

@@ -14,6 +14,7 @@ from loaderviz import metrics, words
 from loaderviz.errors import require
 from loaderviz.metrics import Summary
 from loaderviz.timeline import Timeline
+from loaderviz.view import spoken
 from loaderviz.view.pack import Json, Part
 from loaderviz.view.picture import View, ViewError
 
@@ -33,7 +34,7 @@ class Comparison(View):
     def part(self, name: str) -> Part:
         """Return one of the timelines as the view has it, with what it says and its numbers."""
         timeline = self.timelines[name]
-        told = metrics.describe(timeline) if self.verdict else ""
+        told = spoken.headline(timeline) if self.verdict else ""
         hero = _hero(metrics.summarize(timeline), self.speedups[name])
         return replace(super().part(name), folded=self.folded, hero=hero, finding=told)
 
@@ -87,6 +88,8 @@ class Comparison(View):
         known = {name: speed for name, speed in self.speedups.items() if speed is not None}
         if len(known) < 2:
             return " and ".join(summaries)
+        if told := spoken.fastest(known, summaries):
+            return told
         first, best = next(iter(summaries)), max(known, key=lambda name: known[name])
         if best == first:
             second = max((name for name in known if name != first), key=lambda name: known[name])

@@ -11,13 +11,10 @@ compresses well.
 from __future__ import annotations
 
 import gzip
-import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +23,7 @@ import numpy.typing as npt
 from loaderviz import metrics, words
 from loaderviz.metrics import Loop
 from loaderviz.timeline import DEVICE_KINDS, Cause, Kind, Timeline
-from loaderviz.view import theme
+from loaderviz.view import spoken, theme
 from loaderviz.view.lanes import Row, arrange
 
 Json = dict[str, Any]
@@ -158,16 +155,9 @@ def pack(
         "causes": ["", *(cause.words for cause in list(Cause)[1:])], **looks(), "parts": packed,
         "rows": rows, "arrows": len(arrows), "codec": "gzip" if compressed else "raw", "columns": told,
     }  # fmt: skip
-    if written := words_in(os.environ.get("LOADERVIZ_LANGUAGE", "en")):
+    if written := spoken.words_in(words.language()):
         head["words"] = written
     return head | more, gzip.compress(body, 6, mtime=0) if compressed else body
-
-
-@cache
-def words_in(language: str) -> dict[str, str]:
-    """Return what the picture writes in another language, by its English; nothing for English."""
-    told = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
-    return {english: each[language] for english, each in told.items() if language in each}
 
 
 def _bars_of(part: Part) -> Bars:
@@ -383,7 +373,7 @@ def _part(part: Part, bars: Bars, kept: Window | None, place: Ints) -> Json:
         "where": _where(summary), "where_title": _where_title(summary), "groups": groups, "lanes": lanes,
         "strips": [_strip(timeline)] if part.utilization and timeline.where(*DEVICE_KINDS).any() else [],
         "marks": [{"time": mark.time - begin, "lane": mark.lane, "kind": mark.kind, "report": mark.report,
-                   **dict(zip(("text", "missing"), _told(mark.text), strict=True)),
+                   **dict(zip(("text", "missing"), spoken.hazard(mark) or _told(mark.text), strict=True)),
                    "bars": place[list(mark.spans)].tolist()}
                   for mark in timeline.marks[:MARKS]],
         "findings": [{**each, "bars": place[list(each["bars"])].tolist()} for each in part.findings],

@@ -26,7 +26,7 @@ from loaderviz import metrics, words
 from loaderviz.errors import LoadervizError, require
 from loaderviz.metrics import Loop, Mask, window_of
 from loaderviz.timeline import Timeline
-from loaderviz.view import still
+from loaderviz.view import spoken, still
 from loaderviz.view.pack import MOST, Json, Part, Window, first_view, pack
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class View:
     def finding(self) -> str:
         """Return what the picture shows, in one line."""
         (timeline,) = self.timelines.values()
-        return metrics.describe(timeline, window=self.window)
+        return spoken.headline(timeline, self.window)
 
     def below(self) -> str:
         """Return what stands under the picture, as HTML."""
@@ -332,6 +332,7 @@ def _line(timeline: Timeline, finding: Finding, judged: Window) -> Json:
         "title": finding.title,
         "text": finding.evidence,
         "change": finding.change,
+        **spoken.finding(finding, len(spans)),
         "open": finding.kind == "late-rank",  # why a rank is late, its rows do not show
         "window": window and [edge - timeline.begin for edge in window],
         "bars": np.sort(spans).tolist(),

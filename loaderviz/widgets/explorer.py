@@ -34,8 +34,9 @@ from loaderviz.export import page
 from loaderviz.files import writable, write
 from loaderviz.metrics import AT_THE_LIMIT, Summary, finding, summarize
 from loaderviz.timeline import Cause, Timeline
-from loaderviz.view.pack import looks, words_in
+from loaderviz.view.pack import looks
 from loaderviz.view.picture import EXPLORER, live_element, loader
+from loaderviz.view.spoken import words_in
 from loaderviz.widgets import cells
 from loaderviz.widgets.cells import Interactive
 

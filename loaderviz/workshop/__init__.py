@@ -26,6 +26,7 @@ from loaderviz.workshop.lessons import (
     lesson05,
     lesson06,
     lesson07,
+    lesson11,
     suspects,
 )
 from loaderviz.workshop.lessons.capstone import Leaderboard
@@ -33,7 +34,8 @@ from loaderviz.workshop.rooms import room
 
 fork_workers()
 
-_LESSONS = lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07, capstone, claims
+_CORE = lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07
+_LESSONS = *_CORE, capstone, claims, lesson11
 EXERCISES = {each.number: each for lesson in _LESSONS for each in vars(lesson).values() if isinstance(each, Exercise)}
 
 
@@ -69,6 +71,7 @@ __all__ = [
     "lesson05",
     "lesson06",
     "lesson07",
+    "lesson11",
     "predict",
     "progress",
     "recall",

@@ -12,7 +12,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from loaderviz import intervals
+from loaderviz import intervals, words
 from loaderviz.analysis.evidence import Evidence
 from loaderviz.emulator.hazards import Report
 from loaderviz.metrics import summarize
@@ -23,6 +23,7 @@ Fact = tuple[str, str]
 Tensors = tuple[torch.Tensor, torch.Tensor]  # the sums of a batch, and its labels
 SMALL = 8_192  # copies up to this size (the labels) are not worth a sentence
 POLLS = 16  # questions in a row whether an event is over: the allocator asks fewer, a loop that waits more
+HARDLY = 0.03  # of the time; so little idle time explains nothing
 WAITS = {Cause.SYNCHRONIZE, Cause.STAGING}
 
 
@@ -109,8 +110,9 @@ def _cause(timeline: Timeline, span: Span, start: int) -> Fact:
 def why_idle(timeline: Timeline) -> Fact:
     """Say in which stretch the GPU is idle for longest, and what the host does meanwhile."""
     gaps = _evidence(timeline).idle
-    if not len(gaps):
-        return say("never-idle"), say("cheapest")
+    share = intervals.length(gaps) / max(1, timeline.duration)
+    if share < HARDLY:
+        return say("hardly-idle", share=words.share(share)) if len(gaps) else say("never-idle"), say("cheapest")
     start, stop = max(gaps.tolist(), key=lambda gap: gap[1] - gap[0])
     fact = say("idle", ran=stretch(timeline, start, stop))
     cause = host_cause(timeline, start, stop)

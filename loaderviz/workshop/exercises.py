@@ -11,13 +11,14 @@ import json
 import linecache
 import math
 import numbers
-import os
 import random
 import re
 import secrets
+import signal
 import sys
 import sysconfig
 import textwrap
+import threading
 import time
 import tomllib
 import traceback
@@ -34,6 +35,7 @@ from loaderviz import words
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Timeline
 from loaderviz.widgets.cells import live_here, show
+from loaderviz.words import in_language as in_language
 
 if TYPE_CHECKING:
     from loaderviz.view import View
@@ -42,11 +44,6 @@ FOLDER = Path(__file__).parent
 TEXTS = json.loads((FOLDER / "exercises.json").read_text(encoding="utf-8"))
 # What exercises ask, by their numbers, and what is said of answers, by keys: in English, and in other languages.
 ASKED, SAID = (tomllib.loads((FOLDER / name).read_text(encoding="utf-8")) for name in ("exercises.toml", "texts.toml"))
-
-
-def in_language(texts: Mapping[str, Any]) -> Any:
-    """Return what LOADERVIZ_LANGUAGE names of `texts`, such as "zh"; where it names nothing there, the English."""
-    return texts.get(os.environ.get("LOADERVIZ_LANGUAGE", "en"), texts.get("en", texts))
 
 
 def say(key: str, **values: object) -> str:
@@ -225,11 +222,11 @@ class Exercise:
             called = f"{getattr(answer, '__name__', 'it')}({', '.join(self.arguments)})"
             raise Crashed(say("other-arguments", call=called, signature=signature)) from None
 
-    def _crashed(self, error: Exception, again: str) -> Outcome:
+    def _crashed(self, error: Exception | Endless, again: str) -> Outcome:
         line, said = line_of(error), f"{type(error).__name__}: {str(error).strip() or say('no-message')}"
         if isinstance(error, NameError) and error.name == BLANK:
             return self._not_attempted(say("blank", blank=BLANK, line=line or say("your-code")))
-        message = say("stopped", said=said)
+        message = say("stopped", said=said) if isinstance(error, Exception) else say("endless", seconds=SECONDS)
         if isinstance(error.__cause__, StopIteration):
             line = line_of(error.__cause__)
             message = say("at-the-end")
@@ -284,9 +281,16 @@ class Crashed(Exception):
 class Theirs(Exception):
     """Raised by a check: the learner's code stopped with `error`."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception | Endless) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class Endless(BaseException):
+    """Raised in the learner's code, at the line where it is, when it has worked for `SECONDS`.
+
+    No `Exception`: a loop that catches all of those has no end, either.
+    """
 
 
 def number_of(returned: Any, wanted: str, timeline: Timeline) -> float:
@@ -298,15 +302,42 @@ def number_of(returned: Any, wanted: str, timeline: Timeline) -> float:
     return float(returned)
 
 
+SECONDS = 20.0  # of processor time that one call of the learner's code may take; none takes more than a few
+
+
 @contextmanager
 def learners_code() -> Iterator[None]:
-    """Around a call of the learner's code: an error in here is theirs, an error elsewhere is a fault of the check."""
+    """Around a call of the learner's code: an error in here is theirs, an error elsewhere is a fault of the check.
+
+    A call without an end is stopped after `SECONDS`; not on Windows and not beside the main thread, which have no such
+    timer.
+    """
     try:
-        yield
+        with _timed():
+            yield
     except (NotYet, Crashed):
         raise
-    except Exception as error:
+    except (Exception, Endless) as error:
         raise Theirs(error) from error
+
+
+@contextmanager
+def _timed() -> Iterator[None]:
+    """Raise `Endless` when the block has used `SECONDS` of processor time, and again each second until it ends."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise Endless
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @dataclass(frozen=True)

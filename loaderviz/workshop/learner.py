@@ -39,6 +39,15 @@ LESSON = "display:inline-block;margin:0 10px 4px 0;white-space:nowrap"
 ASKS = 2  # questions that `recall` draws
 
 
+def lesson_of(number: str) -> int:
+    """Return the lesson of an exercise, by its number.
+
+    >>> lesson_of("11.0")
+    11
+    """
+    return int(number.partition(".")[0])
+
+
 class Progress:
     """What was passed, by the rows of a learner's own file. In a notebook it is a bar that needs no script."""
 
@@ -54,7 +63,8 @@ class Progress:
         return [number for number in NUMBERS if self.outcomes.get(number) == "passed"]
 
     def _lessons(self) -> dict[str, list[str]]:
-        return {lesson: [each for each in NUMBERS if each[0] == lesson] for lesson in sorted({n[0] for n in NUMBERS})}
+        lessons = dict.fromkeys(map(lesson_of, NUMBERS))
+        return {str(lesson): [each for each in NUMBERS if lesson_of(each) == lesson] for lesson in lessons}
 
     def _said(self) -> list[str]:
         following = [number for number in NUMBERS if number not in self.passed][:1]
@@ -181,7 +191,7 @@ def drawn(lesson: int, rows: Sequence[Row], chance: random.Random) -> list[str]:
     not passed; other new ones; last those that were right, the oldest first. Among equals chance decides.
     """
     last = {row.about: (place, row.outcome) for place, row in enumerate(rows) if row.kind == "recall"}
-    hard = {int(number[0]) for number, outcome in Progress(rows).outcomes.items() if outcome != "passed"}
+    hard = {lesson_of(number) for number, outcome in Progress(rows).outcomes.items() if outcome != "passed"}
 
     def rank(key: str) -> tuple[int, int, float]:
         place, outcome = last.get(key, (0, ""))

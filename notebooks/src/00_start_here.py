@@ -130,7 +130,7 @@ lesson00.look.check(hidden)
 # %% [markdown]
 # ## Exercise
 #
-# Write your code in place of the `...`, run it, run the check.
+# Write your code in place of the `...`.
 
 # %%
 lesson00.reading
@@ -176,8 +176,9 @@ lesson00.reading.check(exposed_share)
 # | 8 | [Capstone](08_capstone.ipynb) | how close to the limit? | 35 |
 # | 9 | [What the articles say](09_what_the_articles_say.ipynb) | is it true? | 25 |
 # | 10 | [Extras](10_extras.ipynb) | what else is there? | 10 |
+# | 11 | [An article repaired](11_an_article_repaired.ipynb) | what comes first? | 30 |
 #
-# [All terms](terms.md) are on one page.
+# [All terms](terms.md)
 #
 # ## Four ways to feed a GPU
 #

@@ -31,8 +31,11 @@ import torch
 
 import loaderviz as lv
 from loaderviz import words
-from loaderviz.workshop import lesson01, loop, predict
+from loaderviz.workshop import lesson01, loop, predict, recall
 from loaderviz.workshop.loop import GPU, gpu_milliseconds, make_batches, new_model, steps, train_step, watch
+
+# %%
+recall(1)
 
 # %% [markdown]
 # ## The loop
@@ -190,8 +193,7 @@ print(f"x.to('cuda') on an idle GPU {idle_ms:.3f} ms, behind a matrix product {b
 print(f"a @ a: {launch_ms:.3f} ms, with synchronise {whole_ms:.3f} ms, with .item() {item_ms:.3f} ms")
 
 # %% [markdown]
-# Behind the product the copy waits in the queue. **R25: `.item()` waits**, too. The product alone looks fast, because
-# nobody waits for it.
+# Behind the product the copy waits in the queue. **R25: `.item()` waits**, too.
 
 # %%
 lesson01.timing

@@ -32,8 +32,11 @@ from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz import experiment, mnist, words
-from loaderviz.workshop import lesson02, loop, predict
+from loaderviz.workshop import lesson02, loop, predict, recall
 from loaderviz.workshop.loop import GPU, STEPS, gpu_milliseconds, make_batches, new_model, steps, train_step, watch
+
+# %%
+recall(2)
 
 # %% [markdown]
 # ## One copy, two kinds of memory
@@ -378,8 +381,8 @@ assert {row.lane.role for row in from_loader.rows()} == {"main", "worker", "pin"
 #
 # * **Say:** "The GPU's copy engine can only read memory that cannot move away. For other memory somebody must carry
 #   each byte to such a place first, and that somebody is your main thread."
-# * **Stuck:** in 2.1 people keep the batches on the GPU. The check then says how many bytes were copied. The task says
-#   that the data do not fit on the GPU.
+# * **Stuck:** in 2.1 people keep the batches on the GPU. The check then says which batch was not copied again. The task
+#   says that the data do not fit on the GPU.
 # * **If asked:** PyTorch keeps pinned memory in blocks whose sizes are powers of two, so a pinned batch can take twice
 #   its bytes (R39). A worker cannot pin a batch for the main process, because memory is pinned for one process only,
 #   and the worker is another one. Without workers the loop itself pins. If a batch has lost its pinning, a profiler

@@ -31,9 +31,12 @@ import torch
 from IPython.display import display
 
 import loaderviz as lv
-from loaderviz.workshop import lesson03, loop, predict
+from loaderviz.workshop import lesson03, loop, predict, recall
 from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 from loaderviz.workshop.loop import GPU, HOST, make_batches, new_model, steps, train_step, watch
+
+# %%
+recall(3)
 
 # %% [markdown]
 # ## Three loops
@@ -76,9 +79,9 @@ lv.compare(three, verdict=False)
 guess_hidden.reveal()
 
 # %% [markdown]
-# **Not pinned: R7.** The host stages the copy, so it is blocked.
+# **Not pinned: R7.** The host stages the copy.
 #
-# **One stream: R16.** A stream is a queue. The copy of batch 5 stands behind the computing of batch 4.
+# **One stream: R16.** A stream is a queue.
 
 # %%
 lesson03.go_on
@@ -169,8 +172,7 @@ print(f"the sum, with the wait:  {sum_on_gpu(x, wait=True)[0]:.1f}")
 display(hazards[0], guess_sum.reveal())
 
 # %% [markdown]
-# **R15: streams do not wait for each other.** An access without an order is a *hazard*. A real GPU shows it on some
-# days only.
+# **R15: streams do not wait for each other.** An access without an order is a *hazard*.
 #
 # An *event* marks a place in a queue, for which others can wait. **R36: `record_stream` tells the allocator of GPU
 # memory that another stream reads it.**
@@ -207,7 +209,7 @@ lesson03.by_hand.check(to_gpu)
 # %% [markdown]
 # ## Prefetch
 #
-# `copy_ahead` and `claim` have these calls. The next copy is queued *before* the step.
+# `copy_ahead` and `claim` have these calls.
 
 # %%
 loop.show_code(copy_ahead, claim)

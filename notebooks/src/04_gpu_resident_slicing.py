@@ -36,8 +36,11 @@ import loaderviz as lv
 from loaderviz import mnist, words
 from loaderviz.emulator import Gpu
 from loaderviz.loaders import ResidentLoader
-from loaderviz.workshop import lesson04, loop, predict
+from loaderviz.workshop import lesson04, loop, predict, recall
 from loaderviz.workshop.loop import GPU, HOST, WARM_UP, new_model, steps, train_step, watch
+
+# %%
+recall(4)
 
 # %% [markdown]
 # ## Does it fit?
@@ -86,7 +89,7 @@ for part, time_ns in summary.breakdown.items():
 guess_usual.reveal()
 
 # %% [markdown]
-# The host fetches each sample alone. ([Lesson 6](06_workers.ipynb) lets workers do it.)
+# The host fetches each sample alone.
 #
 # ## Slices of a tensor that is on the GPU already
 #
@@ -358,7 +361,6 @@ else:
 #
 # * A small data set belongs on the GPU, as it is stored.
 # * Shuffle samples, not slices: one gather per batch.
-# * The order is a function of the epoch alone.
 # * Never change a slice in place.
 #
 # Next: [5. Find the bug](05_find_the_bug.ipynb)

@@ -28,9 +28,12 @@
 import torch
 from IPython.display import display
 
-from loaderviz.workshop import break_it, lesson05, predict, suspects
+from loaderviz.workshop import break_it, lesson05, predict, recall, suspects
 from loaderviz.workshop.lessons.lesson05 import count_wrong, table, try_out
 from loaderviz.workshop.loop import gpu_milliseconds, make_batches, show_code
+
+# %%
+recall(5)
 
 # %% [markdown]
 # ## Four orders

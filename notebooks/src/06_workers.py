@@ -37,8 +37,11 @@ from loaderviz import mnist, words
 from loaderviz.emulator import Gpu, Host
 from loaderviz.experiment import Images, as_it_is
 from loaderviz.loaders import PrefetchLoader
-from loaderviz.workshop import lesson06, predict
+from loaderviz.workshop import lesson06, predict, recall
 from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, train_step
+
+# %%
+recall(6)
 
 # %%
 BATCH, STEPS = 1024, 32

@@ -36,8 +36,11 @@ import loaderviz as lv
 from loaderviz import mnist, notebooks, words
 from loaderviz.analysis.ranks import rank_table
 from loaderviz.timeline import Kind
-from loaderviz.workshop import lesson06, lesson07, predict
+from loaderviz.workshop import lesson06, lesson07, predict, recall
 from loaderviz.workshop.loop import gpu_milliseconds
+
+# %%
+recall(7)
 
 # %% [markdown]
 # ## Two tools of your own

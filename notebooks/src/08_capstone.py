@@ -32,8 +32,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import loaderviz as lv
 from loaderviz import words
 from loaderviz.loaders import PrefetchLoader
-from loaderviz.workshop import capstone, loop, predict
+from loaderviz.workshop import capstone, loop, predict, recall
 from loaderviz.workshop.lessons.lesson06 import stations
+
+# %%
+recall(8)
 
 # %% [markdown]
 # ## The race

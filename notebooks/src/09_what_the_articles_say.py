@@ -34,11 +34,14 @@ from torch.utils.data import DataLoader
 import loaderviz as lv
 from loaderviz import words
 from loaderviz.loaders import PrefetchLoader
-from loaderviz.workshop import articles, claims, predict
+from loaderviz.workshop import articles, claims, predict, recall
 from loaderviz.workshop.lessons.claims import HERE, Samples
 from loaderviz.workshop.loop import gpu_milliseconds, show_code
 
 warnings.filterwarnings("ignore", "This DataLoader will create")
+
+# %%
+recall(9)
 
 # %% [markdown]
 # ## The machines

@@ -22,7 +22,7 @@
 #
 # **The question of this notebook: what else is there?**
 #
-# Six short parts. Take what you need, in any order.
+# Take what you need, in any order.
 #
 # Time: about 10 minutes. Before it: [4. The data set on the GPU](04_gpu_resident_slicing.ipynb).
 
@@ -36,8 +36,11 @@ import loaderviz as lv
 from loaderviz import mnist, words
 from loaderviz.emulator import Gpu
 from loaderviz.loaders import ResidentLoader
-from loaderviz.workshop import loop, predict
+from loaderviz.workshop import loop, predict, recall
 from loaderviz.workshop.loop import GPU, WARM_UP, gpu_milliseconds, make_batches, new_model, steps, train_step, watch
+
+# %%
+recall(10)
 
 # %% [markdown]
 # ## A small part of the step
@@ -80,7 +83,7 @@ print(f"a step {words.duration(now.step)}, with a prefetcher {words.duration(the
 guess_gain.reveal()
 
 # %% [markdown]
-# Write down the share of the copy first. Then decide whether a prefetcher is worth it.
+# First look at the share of the copy.
 #
 # ## A host that is too slow: CUDA graphs
 #
@@ -241,8 +244,8 @@ nsight.view(verdict=False)
 # ## What a race detector does not see
 #
 # PyTorch has one: `TORCH_CUDA_SANITIZER=1`. It forgets memory that is freed, so it misses loader C of lesson 5. It does
-# not look at the host's memory, so it misses D and F. Here we tell its core of a read in the main stream, and then of
-# a copy into the same block in the side stream.
+# not look at the host's memory, so it misses D and F. Here we tell its core of a read, and then of a copy into the
+# same block.
 
 
 # %%

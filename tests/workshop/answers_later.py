@@ -23,6 +23,7 @@ from loaderviz.experiment import Images, as_it_is
 from loaderviz.loaders import PrefetchLoader
 from loaderviz.timeline import Kind
 from loaderviz.workshop import suspects
+from loaderviz.workshop.lessons.lesson11 import SIZE, Augmented, augment
 
 from .answers import (
     STEP,
@@ -415,7 +416,42 @@ def sent(images, labels, size, epochs, change, drop=0):
             yield x if x.dtype == torch.uint8 else x.float(), y.to("cuda")
 
 
+# Lesson 11
+
+
+def batches_of(data, epochs, change=lambda images: images, **options):
+    """Yield shuffled batches of a data set, as the article does; `change` is made on the GPU."""
+    loader = DataLoader(data, SIZE, shuffle=True, num_workers=4, pin_memory=True, **options)
+    for _ in range(epochs):
+        for images, labels in loader:
+            yield change(images.cuda()), labels.cuda()
+
+
+def without_a_repair(photos, epochs):
+    return batches_of(Augmented(photos), epochs, persistent_workers=True)
+
+
+def only_augmented_elsewhere(photos, epochs):
+    return batches_of(photos, epochs, augment)
+
+
+def decoded_once(photos, epochs):
+    decoded = map(torch.cat, zip(*DataLoader(photos, SIZE, num_workers=4), strict=True))
+    return batches_of(TensorDataset(*decoded), epochs, augment, prefetch_factor=8)
+
+
+def kept_on_the_gpu(photos, epochs):
+    images, labels = (torch.cat(part).cuda() for part in zip(*DataLoader(photos, SIZE, num_workers=4), strict=True))
+    for _ in range(epochs):
+        for rows in torch.randperm(len(labels), device="cuda").split(SIZE):
+            yield augment(images[rows]), labels[rows]
+
+
 RIGHT = {
+    "11.0": [lambda: "fetch"],
+    "11.1": [only_augmented_elsewhere],
+    "11.2": [decoded_once],
+    "11.3": [kept_on_the_gpu],
     "9.1": [step_by_step],
     "5.1": [loader_consumer, loader_ring],
     "5.2": [loader_record_stream, kept_until_used, memory_of_the_main_stream, loader_ring],
@@ -597,4 +633,8 @@ WRONG = {
         (shuffle_slices, r"has 256 of the samples of batch"),
         (lambda *data: ((x, y + 1) for x, y in on_gpu_loader(*data)), r"Batch 0 has labels that are no digits"),
     ],
+    "11.0": [(lambda: "pin", "The station 'pin' takes"), (lambda: 3.5, "You returned 3.5. The name of a station")],
+    "11.1": [(without_a_repair, "augments, picture by picture")],
+    "11.2": [(only_augmented_elsewhere, "pictures that were decoded in the epoch before")],
+    "11.3": [(decoded_once, "exposed|idle|waits")],
 }

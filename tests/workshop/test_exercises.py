@@ -80,8 +80,11 @@ def judged(number, answer, request):
     return outcome, timeline.duration / world.target / capstone.limit(world) if world and timeline else 0
 
 
+LONG = {number for number in EXERCISES if number > "8.1" or number.startswith("11")}  # their checks take seconds
+
+
 @pytest.mark.parametrize(
-    "exercise", [pytest.param(e, marks=[pytest.mark.slow] * (e.number > "8.1"), id=e.number) for e in ALL]
+    "exercise", [pytest.param(e, marks=[pytest.mark.slow] * (e.number in LONG), id=e.number) for e in ALL]
 )
 def test_the_solution_that_is_shipped_passes(exercise):
     outcome = exercise.check(cell(exercise.answer), seed=drawn())
@@ -236,7 +239,10 @@ import numpy
 from torch.utils.data import DataLoader
 import loaderviz as lv
 from loaderviz.workshop import claims
+from loaderviz.experiment import Images as lv_images
+from loaderviz.loaders import PrefetchLoader
 from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
+from loaderviz.workshop.lessons.lesson11 import Augmented, augment
 
 def load({}):
 """
@@ -579,3 +585,50 @@ def test_a_small_task_that_is_passed_shows_the_loop_that_never_waits_for_its_los
     exercise = EXERCISES[number]
     timeline = exercise.check(cell(exercise.answer)).timeline
     assert not timeline.where(Kind.COPY_D2H).any() and timeline.where(Kind.COPY_H2D).sum() == 2 * lesson03.FEW
+
+
+ENDLESS = {
+    "a loop of Python": "while True:\n    pass",
+    "what catches every error": "while True:\n    try:\n        x = 1\n    except Exception:\n        pass",
+    "what catches all, for a while": """
+tries = 0
+while True:
+    try:
+        tries += 1
+        while True:
+            pass
+    except BaseException:
+        if tries > 1:
+            raise""",
+    "a sum that is never reached": "while sum(range(100)) < 10**9:\n    continue",
+    "work for the GPU": "while True:\n    torch.ones(8, device='cuda')",
+    "before the first batch": "yield next(number for number in itertools.count() if number < 0)",
+    "after the last batch": "yield from ((x.cuda(), y.cuda()) for x, y in batches)\nwhile batches:\n    pass",
+    "a generator that never gives": "for x, y in batches:\n    while x is not None:\n        y.sum()\n    yield x",
+}
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timer of processor time")
+@pytest.mark.parametrize("body", ENDLESS.values(), ids=ENDLESS)
+def test_a_loop_without_end_is_stopped_with_its_line(body, monkeypatch):
+    monkeypatch.setattr(exercises, "SECONDS", 0.5)
+    source = "import itertools\n\n\ndef load(batches):\n" + textwrap.indent(body, "    ")
+    before = signal.getsignal(signal.SIGPROF)
+    outcome = EXERCISES["3.a"].check(cell(source, "load"), seed=1)
+    assert outcome.status == "crashed", outcome
+    assert re.search("worked for 0 seconds of processor time and was not done.*has no end", outcome.message)
+    assert re.fullmatch(r"line \d+: .+", outcome.line), outcome.line
+    assert signal.getsignal(signal.SIGPROF) == before and signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+    assert EXERCISES["3.a"].check(cell(EXERCISES["3.a"].answer)).passed  # the next one is judged as ever
+
+
+def test_a_long_check_is_no_endless_answer(monkeypatch):
+    """What is counted is one call of the learner's code, and not what the check does for it."""
+    monkeypatch.setattr(exercises, "SECONDS", 0.2)
+    begin = time.process_time()
+    for _ in range(4):
+        with exercises.learners_code():
+            pass
+        while time.process_time() - begin < 0.1:
+            pass
+        begin = time.process_time()

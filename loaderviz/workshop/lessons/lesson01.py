@@ -91,18 +91,27 @@ def _judge(returned: Any, calls: int, amount: int, timeline: Timeline) -> str:
     if abs(got - truth) <= WITHIN * truth:
         return say("measured", got=got, truth=truth)
     each, worked = say("each-time") if calls > 1 else "", stretch(timeline, steps[0].start, steps[-1].end)
-    more, rule = _why(got, truth, steps, timeline)
+    more, rule = _why(got, truth, calls, steps, timeline)
     fact = say("measured-wrong", got=got, worked=worked, truth=truth, each=each)
     raise NotYet(say("space").join(filter(None, (fact, more))), rule, "", timeline)
 
 
-def _why(got: float, truth: float, steps: list[Span], timeline: Timeline) -> diagnosis.Fact:
-    if any(abs(got * factor - truth) <= WITHIN * truth for factor in (1e3, 1e-3, 1e-6)):
+def _why(got: float, truth: float, calls: int, steps: list[Span], timeline: Timeline) -> diagnosis.Fact:
+    """Say what the learner's time is, and the rule; no cause where it is the time of nothing that is known."""
+
+    def is_about(time: float) -> bool:
+        return abs(got - time) <= WITHIN * time
+
+    if any(is_about(truth / factor) for factor in (1e3, 1e-3, 1e-6)):
         return say("wrong-unit"), say("in-milliseconds")
     function = next(span for span in timeline.rows(Kind.RANGE) if span.name == FUNCTION)
     if got < truth and function.end < steps[-1].end:
         return say("back-early", time=at(timeline, function.end)), say("R27")
-    return say("earlier-work", time=at(timeline, steps[0].start)) if got > truth else "", say("R27")
+    if calls > 1 and is_about(calls * truth):
+        return say("all-calls", calls=calls), say("one-call")
+    if is_about((steps[-1].end - function.start) / 1e6) and function.start < steps[0].start:
+        return say("earlier-work", time=at(timeline, steps[0].start)), say("R27")
+    return (say("counted-twice"), say("each-kernel-once")) if is_about(2 * truth) else ("", say("R27"))
 
 
 # 1.b

@@ -112,7 +112,7 @@ def _why_wrong(got: float, wanted: int, timeline: Timeline) -> str:
         intervals.length(any_copy) - sum(shared): "kernels-twice",
     }
     longest = max(intervals.subtract(any_copy, any_kernel).tolist(), key=lambda stretch: stretch[1] - stretch[0])
-    guess = next((say(key) for value, key in usual.items() if abs(got - value) <= 1), "")
+    guess = next((say(key) for value, key in usual.items() if value and abs(got - value) <= 1), "")
     return say("exposed-wrong", got=got, wanted=wanted, guess=guess, longest=stretch(timeline, *longest))
 
 

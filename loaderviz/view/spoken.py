@@ -1,0 +1,107 @@
+"""What a picture says in another language than English: texts.toml has it, and `words.language` chooses.
+
+Lanes, states and the legend are asked for by their English. The headline, findings and hazards are sentences with
+numbers of their own: each function returns None where a language has none, and then the English is said.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaderviz import metrics, words
+from loaderviz.timeline import Mark, Timeline
+
+if TYPE_CHECKING:
+    from loaderviz.analysis import Finding, Gain
+
+SECTIONS = "headline", "findings", "hazards"  # of texts.toml; all else are words of the picture
+
+
+@cache
+def texts() -> dict[str, dict[str, Any]]:
+    """Return all of texts.toml."""
+    return tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def words_in(language: str) -> dict[str, str]:
+    """Return what the picture writes in another language, by its English; nothing for English."""
+    return {english: each[language] for english, each in texts().items() if language in each}
+
+
+def _say(section: str, key: str, **values: object) -> str | None:
+    said = words.in_language({"en": None, **texts()[section].get(key, {})})
+    return None if said is None else str(said).format(**values)
+
+
+def headline(timeline: Timeline, window: tuple[int, int] | None = None) -> str:
+    """Return what `metrics.describe` does, in the language of the picture where it has sentences for it."""
+    summary = metrics.summarize(timeline, window)
+    if not len(timeline):
+        told = _say("headline", "empty")
+    elif not summary.busy:
+        told = _say("headline", "no-work", window=words.duration(summary.window))
+    else:
+        told = _numbers(summary)
+    return told or metrics.describe(timeline, window=window)
+
+
+def _numbers(summary: metrics.Summary) -> str | None:
+    hidden = summary.communication and summary.hidden_communication / summary.communication
+    at_limit = summary.away == "at the limit"
+    parts = [
+        _say("headline", "computes", gpu=summary.device, share=words.share(summary.compute_share))
+        if len(summary.devices) > 1
+        else _say("headline", "computes-one", share=words.share(summary.compute_share)),
+        summary.communication and _say("headline", "communication", share=words.share(hidden)),
+        _say("headline", "no-copies")
+        if summary.overlap is None
+        else _say("headline", "copy", share=words.share(summary.overlap)),
+        summary.headroom is not None
+        and (_say("headline", "at-limit") if at_limit else _say("headline", "away", times=f"{summary.headroom:.2f}")),
+    ]
+    between = words.in_language({"en": ", ", "zh": "，"})
+    return None if None in parts else between.join(str(part) for part in parts if part)
+
+
+def fastest(known: Mapping[str, float], summaries: Mapping[str, metrics.Summary]) -> str | None:
+    """Return which of some timelines is the fastest, by how many times as fast as the first each is."""
+    first, best = next(iter(summaries)), max(known, key=lambda name: known[name])
+    if best == first:
+        second = max((name for name in known if name != first), key=lambda name: known[name])
+        return _say("headline", "first-fastest", best=first, other=second, times=f"{known[first] / known[second]:.2f}")
+    shares = {name: words.share(summaries[at].compute_share) for name, at in (("after", best), ("before", first))}
+    return _say("headline", "fastest", best=best, other=first, times=f"{known[best]:.2f}", **shares)
+
+
+def finding(found: Finding, spans: int) -> dict[str, str]:
+    """Return title, text and change of a finding, of which the picture marks so many spans; nothing for English.
+
+    A change that is a remark in English is left out: the sentence says it.
+    """
+    title = _say("findings", found.kind)
+    if title is None:
+        return {}
+    name, _, said = title.partition("。")
+    gain = _gain(found.expected_gain)
+    marked = _say("headline", "marked", count=f"{spans:,}") if spans else ""
+    code = "\n".join(line for line in found.change.splitlines() if not line.startswith("#"))
+    return {"title": f"{name}（{found.kind}）{gain and f'：{gain}'}", "text": f"{said}{marked}", "change": code}
+
+
+def _gain(gain: Gain) -> str:
+    if not gain.ns:
+        return (_say("headline", "paid-once") or "") if gain.once else ""
+    each = "gain" if gain.per_step is None else "gain-a-step"
+    time = words.duration(gain.ns if gain.per_step is None else gain.per_step)
+    return _say("headline", each, time=time, share=words.share(gain.share)) or ""
+
+
+def hazard(mark: Mark) -> tuple[str, str] | None:
+    """Return what is wrong at a hazard, and what is missing; None for English."""
+    told = _say("hazards", mark.kind)
+    return None if told is None else (told.partition("。")[0] + "。", told.partition("。")[2])

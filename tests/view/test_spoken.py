@@ -1,0 +1,95 @@
+"""What pictures say in Chinese: each finding, hazard and headline has its sentence, beside the English one."""
+
+import re
+from typing import get_args
+
+import factory
+import pytest
+
+import loaderviz as lv
+from loaderviz import metrics
+from loaderviz.analysis import Finding, FindingKind, Gain
+from loaderviz.emulator.hazards import texts as reports
+from loaderviz.timeline import Kind, Mark
+from loaderviz.view import spoken
+from loaderviz.view.picture import View
+
+HAZARDS = {case.partition(" of ")[0] for case, text in reports().items() if "edge" in text}
+WORDS = re.compile("[A-Za-z]+")
+
+
+@pytest.fixture
+def chinese(monkeypatch):
+    monkeypatch.setenv("LOADERVIZ_LANGUAGE", "zh")
+
+
+def loop():
+    """Two batches: each is copied, and then computed; in the second step of four the GPU is idle."""
+    return factory.made(
+        ("main", 0, 400, Kind.OPERATOR), ("stream 7", 0, 100, Kind.COPY_H2D), ("stream 7", 100, 200, Kind.COMPUTE)
+    )
+
+
+def test_each_kind_of_finding_and_of_hazard_has_a_sentence():
+    assert set(spoken.texts()["findings"]) == set(get_args(FindingKind))
+    assert set(spoken.texts()["hazards"]) == HAZARDS and len(HAZARDS) == 4
+    for section in ("findings", "hazards"):
+        for key, each in spoken.texts()[section].items():
+            assert "。" in each["zh"] + "。" and re.search("[\u4e00-\u9fff]", each["zh"]), key
+
+
+def test_a_picture_in_english_is_as_it_was():
+    assert spoken.headline(loop()) == metrics.describe(loop())
+    assert spoken.finding(Finding("resident", "seen", "change", Gain(0, 0.0, None)), 1) == {}
+    assert spoken.hazard(Mark(0, 0, "early-read", "it is read")) is None
+
+
+@pytest.mark.parametrize("language", ["", "xx", "../zh", "ZH", "zh "])
+def test_what_is_no_language_is_english(monkeypatch, language):
+    monkeypatch.setenv("LOADERVIZ_LANGUAGE", language)
+    assert View({"a": loop()}).heading == metrics.describe(loop())
+
+
+def test_the_headline_has_the_numbers_of_the_english_one(chinese):
+    timeline = loop()
+    told = View({"a": timeline}).heading
+    assert re.findall(r"\d+", told) == re.findall(r"\d+", metrics.describe(timeline)) and "隐藏" in told
+    assert set(WORDS.findall(told)) == {"GPU"}
+
+
+def test_without_work_of_the_gpu_and_without_anything(chinese):
+    host = factory.made(("main", 0, 4000, Kind.OPERATOR))
+    assert spoken.headline(host) == "主机用了 4 µs，GPU 没有工作"
+    assert spoken.headline(factory.made()) == "空的时间线：什么也没有录制"
+
+
+def test_a_comparison_says_which_is_faster(chinese):
+    with lv.record(on="t4", host="laptop") as slow:
+        import torch
+
+        for _ in range(4):
+            torch.ones(2**20).to("cuda").sum().item()
+    told = lv.compare({"one": slow.timeline, "two": slow.timeline}).heading
+    assert "one" in told and "two" in told and set(WORDS.findall(told)) <= {"one", "two", "GPU"}
+
+
+@pytest.mark.parametrize(
+    ("gain", "said"),
+    [
+        (Gain(5_000_000, 0.25, 250_000.0), "：每步最多可省 250 µs（25 %）"),
+        (Gain(5_000_000, 0.25, None), "：最多可省 5 ms（25 %）"),
+        (Gain(0, 0.0, None, once=True), "：只付一次"),
+        (Gain(0, 0.0, None), ""),
+    ],
+)
+def test_a_finding_keeps_its_kind_its_gain_and_its_code(chinese, gain, said):
+    change = "# no such call\nloader = DataLoader(..., num_workers=4)"
+    told = spoken.finding(Finding("fetch-in-loop", "the main thread fetches", change, gain), 2)
+    assert told["title"] == f"由循环自己取数（fetch-in-loop）{said}"
+    assert "图中标出了 2 处" in told["text"] and told["change"] == "loader = DataLoader(..., num_workers=4)"
+
+
+def test_a_hazard_in_a_picture_is_told(chinese):
+    problem, missing = spoken.hazard(Mark(0, 0, "early-refill", "the host writes; missing: a wait"))
+    assert problem.endswith("。") and "主机过早地改写" in problem and "事件" in missing
+    assert spoken.hazard(Mark(0, 0, "of another program", "text")) is None
