@@ -16,6 +16,7 @@ import numpy as np
 
 from loaderviz.analysis.ranks import CAUSES, RankTable, Times, Why, spent_before, table_of
 from loaderviz.metrics import Loop, begin_of, choose_device, device_of, lateness, window_of
+from loaderviz.progress import told
 from loaderviz.timeline import Context, Ints, Kind, Message, Timeline, TimelineBuilder
 from loaderviz.traces import TraceError, attempted, check_executor, made_of, read, told_of
 from loaderviz.traces.places import found
@@ -69,7 +70,8 @@ def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = 
     with ExitStack() as stack:
         files, named = found(path, stack)
         every, left_out = list[RankNumbers](), list[TraceError]()
-        for attempt in (map if executor is None else executor.map)(partial(_numbers_of, part=steps), files):
+        attempts = (map if executor is None else executor.map)(partial(_numbers_of, part=steps), files)
+        for attempt in told(attempts, files, "reading {} files"):
             if isinstance(attempt, TraceError):
                 left_out.append(attempt)
             else:

@@ -30,6 +30,7 @@ import numpy as np
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE
 from loaderviz.files import SQLITE, Source, TooLargeError
+from loaderviz.progress import told
 from loaderviz.timeline import Kind, Timeline, TimelineError
 from loaderviz.traces.assemble import Lanes, assemble, nothing_drawn
 from loaderviz.traces.kineto import RawTrace, read_kineto, told_rank
@@ -89,7 +90,7 @@ def read(
         given = partial(attempted, alone=len(files) == 1, ranks=wanted, part=steps)
         attempts = (map if executor is None else executor.map)(given, files)
         read, left_out = list[list[RawTrace] | Timeline](), list[TraceError]()
-        for attempt in attempts:
+        for attempt in told(attempts, files, "reading {} files"):
             if isinstance(attempt, TraceError):
                 left_out.append(attempt)
             else:
