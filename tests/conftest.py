@@ -48,6 +48,8 @@ def pytest_collection_modifyitems(items):
     apart += ["pytest.PytestUnraisableExceptionWarning"]
     cases = defaultdict(list)
     for item in items:
+        if START != "fork" and (inherits := item.get_closest_marker("inherits")):
+            item.add_marker(pytest.mark.skip(reason=f"a worker started by {START} lacks {inherits.args[0]}"))
         if item.get_closest_marker("browser") or item.get_closest_marker("notebook"):
             item.add_marker("slow")
             for warning in apart:

@@ -193,6 +193,147 @@ def test_held_signals_come_after_the_block():
     assert seen == [4950]
 
 
+# Handlers that the program has of its own: they are called, their status counts, and the recording is kept
+
+
+@pytest.fixture
+def handlers():
+    before = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+OWN = """
+import os, signal, sys, torch
+def mine(number, frame):
+    print("mine", signal.Signals(number).name, flush=True)
+    {does}
+old = signal.signal(signal.{name}, mine)
+assert old in (signal.SIG_DFL, signal.default_int_handler), old
+torch.ones(1000).to("cuda").sum().item()
+os.kill(os.getpid(), signal.{name})
+for _ in range(100):
+    torch.ones(10).to("cuda").sum().item()
+print("went on", flush=True)
+"""
+AGAIN = "signal.signal(number, signal.SIG_DFL); os.kill(os.getpid(), number)"
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("name", "does", "status", "printed"),
+    [
+        ("SIGUSR1", "pass", 0, ["mine SIGUSR1", "went on"]),  # a checkpoint, before the time of a batch job is over
+        ("SIGTERM", "sys.exit(0)", 0, ["mine SIGTERM"]),
+        ("SIGTERM", "sys.exit(85)", 85, ["mine SIGTERM"]),  # asks a batch system to queue it again
+        ("SIGTERM", "raise KeyboardInterrupt", 130, ["mine SIGTERM"]),
+        ("SIGTERM", "raise ValueError('over')", 1, ["mine SIGTERM"]),
+        ("SIGTERM", AGAIN, 143, ["mine SIGTERM"]),
+        ("SIGHUP", "signal.signal(number, old); signal.raise_signal(number)", 129, ["mine SIGHUP"]),
+        (
+            "SIGINT",
+            "signal.signal(number, signal.SIG_IGN); os.kill(os.getpid(), number)",
+            0,
+            ["mine SIGINT", "went on"],
+        ),
+        ("SIGINT", "old(number, frame)", 130, ["mine SIGINT"]),
+        ("SIGUSR2", "os.kill(os.getpid(), signal.SIGHUP)", 129, ["mine SIGUSR2"]),
+    ],
+)
+def test_a_handler_of_the_programs_own_is_called_and_decides(here, handlers, capsys, name, does, status, printed):
+    assert run(OWN.format(name=name, does=does), "--save", "kept.json") == status
+    out, err = capsys.readouterr()
+    assert out.splitlines() == printed and "The picture" in err
+    assert len(Timeline.load("kept.json")) > 5 and Path("timeline.html").exists()
+
+
+@POSIX
+def test_a_handler_set_before_the_command_is_called_too_and_stays(here, handlers, capsys):
+    came = []
+    handler = lambda number, frame: came.append(number)  # noqa: E731
+    signal.signal(signal.SIGTERM, handler)
+    assert run(f"{GPU}import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n") == 0
+    assert came == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is handler
+
+
+@POSIX
+def test_the_program_sees_its_own_handlers_alone(here, handlers, capsys):
+    """A trainer sets its handler for SIGUSR1 only where there is none; one puts back what was before."""
+    text = """
+    import signal, sys
+    from signal import getsignal, signal as set_handler
+    def mine(number, frame): pass
+    found = [getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGTERM), set_handler(signal.SIGUSR1, mine)]
+    print([each == signal.SIG_DFL for each in found], getsignal(signal.SIGUSR1) is mine)
+    print(signal.signal(signal.SIGUSR1, signal.SIG_IGN) is mine, signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN)
+    for wrong in (lambda: signal.signal(9, mine), lambda: signal.signal(15, "no"), lambda: signal.getsignal(4000)):
+        try:
+            wrong()
+        except (OSError, TypeError, ValueError) as error:
+            print(type(error).__name__)
+    """
+    before = signal.signal, signal.getsignal
+    for on in "t4", "cpu":
+        assert run(text, on=on) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "[True, True, True] True", "True True", "OSError", "TypeError", "ValueError",
+        ]  # fmt: skip
+        assert (signal.signal, signal.getsignal) == before
+
+
+@POSIX
+def test_no_handler_of_the_program_breaks_off_what_is_written(here, handlers, monkeypatch, capsys):
+    told = Timeline.save
+
+    def save(timeline, file):
+        for number in signal.SIGTERM, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1:
+            os.kill(os.getpid(), number)
+        told(timeline, file)
+
+    monkeypatch.setattr(Timeline, "save", save)
+    text = (
+        "import signal, sys\nfor n in (signal.SIGTERM, signal.SIGALRM):\n    signal.signal(n, lambda *_: sys.exit(9))\n"
+    )
+    assert run(f"{GPU}{text}sys.exit(4)", "--save", "kept.json") == 4  # the program's own
+    assert Timeline.load("kept.json") and Path("timeline.html").exists()
+
+
+SAVES = """
+import io, signal, torch
+model = torch.nn.Linear(50, 50).to("cuda")
+before, found = {name: value.cpu() for name, value in model.state_dict().items()}, []
+def save(number, frame):
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    kept = torch.load(io.BytesIO(file.getvalue()), map_location="cpu")
+    found.append(all(torch.equal(kept[name], before[name]) for name in before))
+    signal.setitimer(signal.ITIMER_REAL, 0.003 if len(found) < 40 else 0)
+signal.signal(signal.SIGALRM, save)
+save(0, None)
+while len(found) < 40:
+    model(torch.ones(64, 50, pin_memory=True).to("cuda", non_blocking=True)).mean().backward()
+print(found.count(True))
+"""
+
+
+@POSIX
+def test_a_handler_that_saves_a_checkpoint_finds_the_model_whole(here, handlers, capsys):
+    """Between two calls of the emulated GPU, as of a real one: inside one a tensor has no memory yet."""
+    assert run(SAVES) == 0
+    assert capsys.readouterr().out == "40\n"
+
+
+@POSIX
+def test_handlers_are_the_programs_again_after_a_recording(handlers):
+    mine, other = (lambda *_: None), (lambda *_: None)
+    signal.signal(signal.SIGALRM, mine)
+    with lv.record(on="t4"):
+        assert signal.getsignal(signal.SIGALRM) is mine
+        assert signal.signal(signal.SIGUSR1, other) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGALRM) is mine and signal.getsignal(signal.SIGUSR1) is other
+
+
 # Outputs that cannot be written
 
 
