@@ -155,18 +155,27 @@ def faced(taken: Face, shown: Face) -> dict[str, Callable[..., Any]]:
 
 
 class Later:
-    """A handler of the program's that is called when what runs is not `busy`, as its frame tells; it is tried anew."""
+    """A handler of the program's. Where `outside` names a frame of the program it is called when that goes on."""
 
-    def __init__(self, handler: Callable[..., Any], busy: Callable[[FrameType | None], bool]) -> None:
-        self.handler, self._busy, self._process = handler, busy, os.getpid()
+    def __init__(self, handler: Callable[..., Any], outside: Callable[[FrameType | None], FrameType | None]) -> None:
+        self.handler, self._outside, self._process = handler, outside, os.getpid()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Call it, or send the signal again."""
-        if os.getpid() == self._process and self._busy(frame):
-            with contextlib.suppress(RuntimeError):  # no thread can be started
-                send_again(number, 0.002)
-                return
-        self.handler(number, frame)
+        """Call it, or let Python's tracing of that frame call it; beside a debugger the signal is sent again."""
+        program = self._outside(frame) if os.getpid() == self._process else None
+
+        def tell(frame: FrameType, *_: object) -> None:
+            sys.settrace(None)
+            frame.f_trace, frame.f_trace_opcodes = None, False
+            self.handler(number, frame)
+
+        if program is None:
+            self.handler(number, frame)
+        elif sys.gettrace() is None:
+            program.f_trace, program.f_trace_opcodes = tell, True
+            sys.settrace(_ignored)
+        else:
+            send_again(number, 0.002)
 
 
 def is_own(handler: Any) -> bool:

@@ -460,13 +460,13 @@ def call_handlers_between(patches: Patches) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
 
-    def busy(frame: FrameType | None) -> bool:
+    def outside(frame: FrameType | None) -> FrameType | None:
+        found = None
         while patches.live and frame is not None:
-            name = str(frame.f_globals.get("__name__"))
+            name, frame = str(frame.f_globals.get("__name__")), frame.f_back
             if name.startswith("loaderviz.emulator.") and not name.startswith(LONG):
-                return True
-            frame = frame.f_back
-        return False
+                found = frame
+        return found
 
     def put_back() -> None:
         for number in signal.valid_signals():
@@ -476,9 +476,9 @@ def call_handlers_between(patches: Patches) -> None:
     patches.at_end(put_back)
     for number in signal.valid_signals():
         if is_own(handler := getsignal(number)):
-            set_handler(number, Later(handler, busy))
+            set_handler(number, Later(handler, outside))
     faces = faced(
-        lambda _, handler: Later(handler, busy) if is_own(handler) else handler,
+        lambda _, handler: Later(handler, outside) if is_own(handler) else handler,
         lambda _, handler: handler.handler if isinstance(handler, Later) else handler,
     )
     for name, stand_in in faces.items():
