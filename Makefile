@@ -56,11 +56,10 @@ test: setup-dev
 test-all: setup-dev
 	$(PYTEST)
 
-# How workers start on macOS and Windows, and by Python 3.14 on Linux. A spawned worker takes some 3 s of a processor to
-# import torch, so the quick tests alone run with it; the fork server has torch ready, and runs the slow ones, too.
-# (Data sets of tests/emulator/torch/test_loader_outside.py are local to its tests, so they can only be forked.)
-WORKERS := $(addprefix tests/,$(addprefix emulator/torch/test_,torch_dataloader.py host_prices.py decoding.py) \
-  traces/test_workers.py workshop/test_lesson06.py)
+# How workers start on macOS and Windows, and by Python 3.14 on Linux. A spawned worker takes 3 to 4 s of a processor for
+# its imports, so the quick tests alone run with it; the fork server has torch ready, and runs the slow ones, too. Other
+# tests with workers have data sets that are local to them, which can only be forked.
+WORKERS := $(addprefix tests/,emulator/torch/test_torch_dataloader.py traces/test_workers.py workshop/test_lesson06.py)
 ANEW := started_anew or main_job
 
 test-spawn: setup-dev
