@@ -7,6 +7,7 @@ import builtins
 import codecs
 import contextlib
 import errno
+import gzip
 import importlib.util
 import json
 import os
@@ -530,10 +531,12 @@ class Outputs:
 
     def kept(self) -> int:
         """Keep the recording in the temporary folder if anything of it could not be written; return 1 then."""
+        from loaderviz.files import write
+
         if self._lost:
             file = Path(tempfile.gettempdir()) / f"loaderviz-{os.getpid()}.json.gz"
             done = f"loaderviz: the recording is kept in {file}: python -m loaderviz view {file}"
-            self._write(done, lambda: self._timeline.save(file))
+            self._write(done, lambda: write(file, gzip.compress(json.dumps(self._timeline.to_dict()).encode())))
         return FAILED if self._lost else 0
 
     def _write(self, done: str, write: Callable[[], object]) -> None:

@@ -105,16 +105,17 @@ def writable(path: str | Path) -> Path:
     return path
 
 
-def write(path: str | Path, text: str) -> Path:
+def write(path: str | Path, text: str | bytes) -> Path:
     """Write a text and return its path. Raises as `writable` does; then the old file is as it was."""
     path = writable(path)
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
     with _naming(path):
         if _is_special(path):
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            path.write_bytes(data)
             return path
         place, beside = path.resolve(), _beside(path)
         try:
-            beside.write_text(text, encoding="utf-8", errors="backslashreplace")
+            beside.write_bytes(data)
             if place.exists():
                 shutil.copymode(place, beside)
             beside.replace(place)

@@ -1,5 +1,6 @@
 """Nothing that was recorded is lost: by a signal, by an output that cannot be written, by an error of the program."""
 
+import gzip
 import json
 import os
 import random
@@ -365,7 +366,7 @@ def test_what_cannot_be_written_afterwards_is_named_and_the_rest_is_written(here
     assert "GPU computes" in err and "Judged: " in err
     assert all(Path(file).stat().st_size > 100 for file in files.values() if file != "/dev/full")
     [kept] = (here / "temp").glob("loaderviz*")
-    assert str(kept) in err and len(Timeline.load(kept)) > 5
+    assert str(kept) in err and len(Timeline.load(kept)) > 5 and kept.read_bytes().startswith(b"\x1f\x8b")
 
 
 @POSIX
@@ -380,6 +381,32 @@ def test_a_file_that_grows_too_large_leaves_the_others(here, capsys):
     assert "the recording is kept in" in done.stderr and "Judged: " in done.stderr
     assert json.loads(Path("r.json").read_text())["schema"]
     assert sorted(each.name for each in here.iterdir()) == ["program.py", "r.json", "temp"]
+
+
+SMALL = "mkdir disk && mount -t tmpfs -o size=200k none disk && cp program.py disk && cd disk && "
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs to mount a disk"
+)
+@pytest.mark.parametrize("also_full", [False, True])
+def test_a_disk_of_200_kb_takes_what_has_room_and_the_rest_is_kept(here, also_full):
+    """Where the temporary folder is on that disk, too, the recording has room there when it is packed."""
+    Path("program.py").write_text("import torch\nfor _ in range(150):\n    torch.ones(9).to('cuda').sum().item()\n")
+    temp = here / ("disk" if also_full else "temp")
+    command = "run --on t4 --host laptop --out page.html --json report.json --save kept.json program.py"
+    line = f"{SMALL}{sys.executable} -m loaderviz {command}; echo $?; ls -A; cat {temp}/loaderviz*"
+    environment = os.environ | {"PYTHONPATH": str(Path(lv.__file__).parents[1]), "TMPDIR": str(temp)}
+    done = subprocess.run(["unshare", "-m", "sh", "-c", line], capture_output=True, check=False, env=environment)
+    if b"mount" in done.stderr:
+        pytest.skip(done.stderr.decode())
+    listed, _, packed = done.stdout.partition(b"\x1f\x8b")
+    status, *names = listed.decode().split()
+    assert status == "1" and {"page.html", "report.json", "program.py"} <= {*names} and "kept.json" not in names
+    assert not [name for name in names if name.startswith(".")] and b"cannot write kept.json: No space" in done.stderr
+    assert b"Judged: " in done.stderr and b"the recording is kept in " + os.fsencode(temp) in done.stderr
+    assert len(json.loads(gzip.decompress(b"\x1f\x8b" + packed))["spans"]["start"]) > 1_000
 
 
 @pytest.mark.slow
