@@ -18,7 +18,7 @@ from loaderviz.batches import LIMIT
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards import Hazards, HazardWarning, Lints
 from loaderviz.errors import LoadervizError, NestedRecordingError
-from loaderviz.machine import cores, new_pages
+from loaderviz.machine import cores, give_back, new_pages
 from loaderviz.stopping import no_news_of_workers
 from loaderviz.timeline import Timeline
 from loaderviz.traces import steps as loop_steps
@@ -116,6 +116,7 @@ class Recording:
         finally:
             self._run.leave()
             Recording._running, self._over = None, True
+            give_back()
         check = getattr(self._run, "check", None)
         if check is not None and check.differences:
             warnings.warn(f"record(check=True): {check}", CheckWarning, stacklevel=3)
