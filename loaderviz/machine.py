@@ -264,7 +264,7 @@ def _time(action: Callable[[], object]) -> int:
 
 
 def give_back() -> None:
-    """Give the system what is free of the memory of a notebook's kernel: that lives on, beside those of other people."""
+    """Give the system what is free of the memory of a notebook's kernel, which lives on beside others."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if sys.platform == "linux" and hasattr(shell, "kernel"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc

@@ -4,8 +4,8 @@
 
 Real digits are looked for in the folder that ``LOADERVIZ_DATA`` names and in our cache, each with torchvision's layout
 (``MNIST/raw/train-images-idx3-ubyte``, plain or ``.gz``); then a download into the cache is tried for `AUTO_SECONDS`,
-at most once a day (``LOADERVIZ_OFFLINE=1``: never). Else the stand-in is drawn, in a second, and kept there. Train and test
-digits come from one place. Which digits they are is said in one line.
+at most once a day (``LOADERVIZ_OFFLINE=1``: never). Else the stand-in is drawn, in a second, and kept there. Train and
+test digits come from one place. Which digits they are is said in one line.
 """
 
 from __future__ import annotations

@@ -128,15 +128,18 @@ def test_a_program_without_steps_has_none_to_leave_out():
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_a_notebooks_kernel_gives_free_memory_back_after_a_recording(monkeypatch):
     trimmed = []
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: types.SimpleNamespace(malloc_trim=trimmed.append))
+    libc = types.SimpleNamespace(malloc_trim=trimmed.append)
+    monkeypatch.setattr(machine, "ctypes", types.SimpleNamespace(CDLL=lambda name: libc))
     shell = types.SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: shell
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
     with lv.record(on="t4"):
         assert trimmed == []
     assert trimmed == [0]
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: types.SimpleNamespace())  # musl has none
+    del libc.malloc_trim  # musl has none
     machine.give_back()
     del shell.kernel  # a terminal: the process ends soon
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: pytest.fail("asked"))
+    monkeypatch.setattr(machine, "ctypes", None)
     with lv.record(on="t4"):
         pass
