@@ -350,6 +350,42 @@ def test_an_output_is_tried_before_the_program_starts(here, capsys, option, name
     )
 
 
+WRITING = (
+    "run --on t4 {} program.py --out", "compare --out", "compare --json", "view t.json --out", "calibrate --save",
+    "lessons", "handout --out", "slides 03 --out", "room --port 0 --folder",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 256, "program.py/below", "y/" * 2100 + "page"])
+@pytest.mark.parametrize("command", WRITING)
+def test_a_path_that_cannot_be_is_one_sentence_of_each_command_that_writes(here, capsys, command, name):
+    Path("program.py").write_text(GPU)
+    words = command.format("").split()
+    words = [*words[:3], words[-1], name, *words[3:-1]] if words[0] == "run" else [*words, name]
+    assert cli.main(words) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("loaderviz: ") and name in err
+    assert sorted(each.name for each in here.iterdir()) == ["program.py", "temp"]
+
+
+@pytest.mark.parametrize("name", ["with a space", "Größe 数据 é", "z" * 255, "-o", "a'b\"c$(d)"])
+@pytest.mark.parametrize("command", ["handout --out", "calibrate --save", "lessons"])
+def test_any_name_that_the_system_takes_is_written(here, capsys, command, name):
+    words = command.split()
+    assert cli.main([*words[:-1], f"{words[-1]}={name}"] if words[1:] else [*words, "--", name]) == 0
+    assert name in capsys.readouterr().out and [each.name for each in here.iterdir() if each.name != "temp"] == [name]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX")
+def test_a_room_whose_folder_takes_no_rows_does_not_open(here, capsys, monkeypatch):
+    Path("rows").mkdir()
+    monkeypatch.setattr(
+        "loaderviz.files.Path.open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+    )
+    assert cli.main(["room", "--port", "0", "--folder", "rows"]) == 1
+    assert "cannot write rows/" in (err := capsys.readouterr().err) and "Permission denied" in err
+
+
 def test_the_longest_name_can_be_written_and_an_old_file_stays_until_then(here):
     name = "x" * 255
     assert write(name, "old").read_text() == "old"

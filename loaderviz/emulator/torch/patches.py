@@ -47,6 +47,7 @@ ipykernel jupyter_client traitlets tqdm _pytest hypothesis torch.distributed tor
 """
 REAL_TIME = tuple(NEED_REAL_TIME.split())
 LONG = tuple(f"loaderviz.emulator.{name}" for name in ("threads", "torch.patches", "torch.dataloader"))  # they wait
+KNOWN = 30  # names in a row; before those there are no new ones
 READ = 50  # ns of host time that a look at the clock costs, so that a loop that waits for it comes to an end
 PATIENCE = 1.0  # s of real time without any call of the emulated GPU
 PUSH: tuple[Any, Any] = _python_dispatch._push_mode, torch.overrides._push_mode  # a mode of operators, of functions
@@ -125,8 +126,7 @@ class Patches:
             self._undo[-1]()
             self._undo.pop()
         swaps = {id(value): before for before, value in self._swaps}
-        imported = sys.modules.keys() - self._loaded | {"__main__"} if self._loaded else set()
-        for namespace, name, value in _entries(swaps, imported):
+        for namespace, name, value in _entries(swaps, _imported_since(self._loaded) if self._loaded else ()):
             namespace[name] = swaps[id(value)]
         self._swaps.clear()
 
@@ -179,6 +179,21 @@ def _class_for(before: Any, value: Any, now: Callable[[], Any]) -> Any:
 
     stand_in = stands_for(before)(StandInType(before.__name__, (value,), {}))
     return stand_in
+
+
+def _imported_since(loaded: set[str]) -> set[str]:
+    """Return the modules that are not `loaded`, and `__main__`. New ones come last in `sys.modules`.
+
+    To look at each name would cost a worker that is forked a page of memory for each.
+    """
+    found, known = {"__main__"}, 0
+    for name in reversed(sys.modules):
+        known = known + 1 if name in loaded else 0
+        if known > KNOWN:
+            break
+        if not known:
+            found.add(name)
+    return found
 
 
 def _entries(wanted: dict[int, Any], modules: Iterable[str]) -> Iterator[tuple[dict[str, Any], str, Any]]:
