@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from signal import getsignal
 from signal import signal as set_handler
 from types import FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2", "SIGBREAK")  # batch systems send some of them
 SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
@@ -178,7 +178,7 @@ class Later:
             send_again(number, 0.002)
 
 
-def is_own(handler: Any) -> bool:
+def is_own(handler: Any) -> TypeGuard[Callable[..., Any]]:
     """Tell whether the program made this handler."""
     return callable(handler) and not str(getattr(handler, "__module__", "")).startswith(OURS)
 
