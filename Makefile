@@ -2,6 +2,7 @@
 # make lab        open the notebooks
 # make test       pass the tests that need no browser, kernel or second Python, in six minutes on two cores
 # make test-all   pass all of them        make check   style, types, import rules
+# make test-spawn the main job, the lessons and the tests of the DataLoader with workers that are started anew
 # make mutants    the share of small changes of the program that the tests see: make mutants SEED=7 COUNT=100
 # make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
 # make dist       the wheel and the source archive, in dist/, as they are uploaded (docs/releasing.md)
@@ -17,7 +18,7 @@ READY_DEV := $(VENV)/.ready-dev
 ROOT_FLAGS := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # With PyTorch's CPU build .venv has 1.4 GB, with the default one for Linux 5.5. `make TORCH_INDEX=URL` chooses another index.
-.PHONY: setup setup-dev timeline test test-all test-versions mutants check lab bench notebooks book site clean
+.PHONY: setup setup-dev timeline test test-all test-spawn test-versions mutants check lab bench notebooks book site clean
 
 setup: $(READY)
 
@@ -55,6 +56,19 @@ test: setup-dev
 
 test-all: setup-dev
 	$(PYTEST)
+
+# How workers start on macOS and Windows, and by Python 3.14 on Linux. A spawned worker takes 3 to 4 s of a processor for
+# its imports, so the quick tests alone run with it; the fork server has torch ready, and runs the slow ones, too. Other
+# tests with workers have data sets that are local to them, which can only be forked.
+WORKERS := $(addprefix tests/,emulator/torch/test_torch_dataloader.py traces/test_workers.py workshop/test_lesson06.py)
+ANEW := started_anew or main_job
+
+test-spawn: setup-dev
+	LOADERVIZ_START=forkserver $(PYTEST) -m "not fuzz" $(WORKERS)
+	LOADERVIZ_START=spawn $(PYTEST) -m "$(FAST)" $(WORKERS)
+	for start in forkserver spawn; do \
+	  LOADERVIZ_START=$$start $(PYTEST) -k "$(ANEW)" tests/test_notebooks.py tests/portability/test_systems.py || exit 1; \
+	done
 
 # The emulator's tests on other versions of torch, each in a .venv of its own.
 VERSIONS ?= 2.10.0 2.14.1

@@ -7,6 +7,7 @@ import builtins
 import codecs
 import contextlib
 import errno
+import gzip
 import importlib.util
 import json
 import os
@@ -27,6 +28,7 @@ from loaderviz.batches import LIMIT
 from loaderviz.errors import LoadervizError, NotModelledError, clean, require
 from loaderviz.files import writable
 from loaderviz.imports import cured_imports
+from loaderviz.progress import Progress, lasting
 from loaderviz.stopping import INTERRUPTED, Stopping
 from loaderviz.version import __version__
 
@@ -148,8 +150,6 @@ def compare(options: argparse.Namespace) -> None:
     computation, while a small batch is gone before there is anything to hide.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads it once: else its threads burn what they wait for
-    from tqdm import tqdm
-
     from loaderviz import experiment, export
     from loaderviz.analysis.report import report
     from loaderviz.emulator.hardware import Gpu, Host
@@ -163,24 +163,25 @@ def compare(options: argparse.Namespace) -> None:
     numbers = options.steps, options.warmup, options.workers, options.depth
     settings = [experiment.Setting(size, *numbers) for size in sizes]
     sections, reports = [], {}
-    with tqdm(total=sum(len(setting.loaders) for setting in settings), unit="run", leave=False, disable=None) as bar:
-
-        def done(name: str) -> None:
-            bar.set_description(f"batch {setting.batch_size}: {name}")
-            bar.update()
-
-        for setting in settings:
-            runs = experiment.four_loaders(setting, gpu, host, done, setting.loaders)
-            section, text = _section(setting, runs, gpu.name, host.name)
-            sections.append(section)
-            bar.write(text, file=sys.stdout)
-            if options.json:
-                reports[setting.batch_size] = {name: report(run.timeline) for name, run in runs.items()}
+    for setting in settings:
+        line = Progress()
+        done = partial(_say_done, line, setting.batch_size)
+        runs = experiment.four_loaders(setting, gpu, host, done, setting.loaders)
+        line.close()
+        section, text = _section(setting, runs, gpu.name, host.name)
+        sections.append(section)
+        print(text)
+        if options.json:
+            reports[setting.batch_size] = {name: report(run.timeline) for name, run in runs.items()}
     export.to_html(sections, out, f"Ways to feed a GPU: MNIST on an emulated {gpu.name}")
     print(f"The pictures are in {out}: open it in a browser.")
     if options.json:
         write(options.json, json.dumps(reports, indent=1) + "\n")
         print(f"The numbers are in {options.json}.")
+
+
+def _say_done(line: Progress, size: int, name: str) -> None:
+    line.look(f"batch size {size}: {name} is done")
 
 
 def _section(setting: Setting, runs: dict[str, Run], gpu: str, host: str) -> tuple[Section, str]:
@@ -402,10 +403,12 @@ def view(options: argparse.Namespace) -> None:
 
     out = writable(options.out)
     files: list[Path] = options.file
-    timeline = read(files[0] if len(files) == 1 else files, steps=options.steps)
+    with lasting(f"reading {files[0].name}") if len(files) == 1 and files[0].is_file() else contextlib.nullcontext():
+        timeline = read(files[0] if len(files) == 1 else files, steps=options.steps)
     title = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
     page, _ = _told(timeline, title, sys.stdout, failed=False, short=False)
-    export.to_html(page, out, f"{title}: {timeline.context.device}")
+    with lasting(f"writing {out}"):
+        export.to_html(page, out, f"{title}: {timeline.context.device}")
     print(f"The picture is in {out}: open it in a browser.")
 
 
@@ -522,15 +525,18 @@ class Outputs:
 
     def kept(self) -> int:
         """Keep the recording in the temporary folder if anything of it could not be written; return 1 then."""
+        from loaderviz.files import write
+
         if self._lost:
             file = Path(tempfile.gettempdir()) / f"loaderviz-{os.getpid()}.json.gz"
             done = f"loaderviz: the recording is kept in {file}: python -m loaderviz view {file}"
-            self._write(done, lambda: self._timeline.save(file))
+            self._write(done, lambda: write(file, gzip.compress(json.dumps(self._timeline.to_dict()).encode())))
         return FAILED if self._lost else 0
 
     def _write(self, done: str, write: Callable[[], object]) -> None:
         try:
-            write()
+            with lasting("writing what was recorded"):
+                write()
         except (LoadervizError, OSError, MemoryError) as problem:
             self._lost = True
             _say(str(problem) or "there is not enough memory for this")
@@ -546,7 +552,8 @@ def _told(
     from loaderviz.analysis.advice import advise
 
     summary, context = metrics.summarize(timeline), timeline.context
-    advice = None if short else advise(timeline)
+    with lasting(f"looking for what could be gained, in {words.count(len(timeline), 'span')}"):
+        advice = None if short else advise(timeline)
     clock = [] if context.origin == "emulated" else [f"Clock: {context.clock}."]
     notes = [*clock, *(f"{note[:1].upper()}{note[1:]}." for note in context.notes)]
     races = [export.Section("Races: wrong on a real GPU, now and then", items=list(hazards))]
@@ -658,10 +665,11 @@ def record_program(
     recording = record(on, host=host, **kept)
     recording.warn = False  # the races are printed
     try:
-        with recording, cured_imports():
+        with contextlib.ExitStack() as end, recording, cured_imports():
             status = program.run(stopping)
             if os.getpid() != process:  # a child of the program's own os.fork() has come here; the parent shows it all
                 os._exit(status)
+            end.enter_context(lasting("making the timeline"))
     except NotModelledError as refused:  # in a thread of the program, which went on
         _print_error(refused)
         status = status or FAILED

@@ -48,7 +48,7 @@ class NotSentError(LoadervizError, RuntimeError):
 def require(what: str, *packages: str) -> None:
     """Raise `MissingPackageError` if one of these packages is not installed; `what` needs them.
 
-    >>> require("the progress bar", "tqdm")
+    >>> require("recording", "torch")
     """
     if missing := [name for name in packages if find_spec(name) is None]:
         raise MissingPackageError(

@@ -90,7 +90,7 @@ def writable(path: str | Path) -> Path:
     if not isinstance(path, (str, Path)):
         raise TypeError(f"the file to write is {path!r}; give its path as a string or a pathlib.Path")
     path = Path(path)
-    with _naming(path):
+    with naming(path):
         if not path.parent.is_dir():
             raise NoFolderError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
         if path.is_dir():
@@ -105,16 +105,17 @@ def writable(path: str | Path) -> Path:
     return path
 
 
-def write(path: str | Path, text: str) -> Path:
+def write(path: str | Path, text: str | bytes) -> Path:
     """Write a text and return its path. Raises as `writable` does; then the old file is as it was."""
     path = writable(path)
-    with _naming(path):
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
+    with naming(path):
         if _is_special(path):
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            path.write_bytes(data)
             return path
         place, beside = path.resolve(), _beside(path)
         try:
-            beside.write_text(text, encoding="utf-8", errors="backslashreplace")
+            beside.write_bytes(data)
             if place.exists():
                 shutil.copymode(place, beside)
             beside.replace(place)
@@ -124,7 +125,7 @@ def write(path: str | Path, text: str) -> Path:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Let errors of the system name the file that was asked for."""
     try:
         yield

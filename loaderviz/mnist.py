@@ -4,8 +4,8 @@
 
 Real digits are looked for in the folder that ``LOADERVIZ_DATA`` names and in our cache, each with torchvision's layout
 (``MNIST/raw/train-images-idx3-ubyte``, plain or ``.gz``); then a download into the cache is tried for `AUTO_SECONDS`,
-at most once a day (``LOADERVIZ_OFFLINE=1``: never). Else the stand-in is drawn, in a second. Train and test digits come
-from one place. Which digits they are is said in one line.
+at most once a day (``LOADERVIZ_OFFLINE=1``: never). Else the stand-in is drawn, in a second, and kept there. Train and
+test digits come from one place. Which digits they are is said in one line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tomllib
 import urllib.request
 import zlib
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -78,8 +78,9 @@ def tensors(train: bool = True, download: Download = "auto") -> tuple[torch.Tens
     [torch.Size([10000, 28, 28]), torch.Size([10000])]
     """
     folder = find(download).folder
-    images, labels = _read(folder, train) if folder else draw(train)
-    return torch.from_numpy(images.copy()), torch.from_numpy(labels.astype(np.int64))  # the next caller gets them anew
+    images, labels = _mapped(train) or _in_memory(train) if folder is None else _read(folder, train)
+    own = images if isinstance(images, np.memmap) else images.copy()  # the next caller gets them anew
+    return torch.from_numpy(own), torch.from_numpy(labels.astype(np.int64))
 
 
 # Where the digits are
@@ -89,7 +90,7 @@ def find(download: Download = "auto") -> DigitSource:
     """Choose where the digits come from, and download them if need be. Raises as `tensors`."""
     if download not in (True, False, "auto"):
         raise ValueError(f'download={download!r}: give "auto", True or False')
-    cache = Path(torch.hub.get_dir()).parent / "loaderviz"  # beside torch's own
+    cache = _cache()
     source = _stored(os.environ.get("LOADERVIZ_DATA", ""), cache)
     if source.folder:
         return source
@@ -109,6 +110,10 @@ def find(download: Download = "auto") -> DigitSource:
     source = DigitSource(None, f"{source.why} and {why}" if source.why else why)
     _announce(source)
     return source
+
+
+def _cache() -> Path:
+    return Path(torch.hub.get_dir()).parent / "loaderviz"  # beside torch's own
 
 
 @functools.cache  # once per process, so that train and test digits belong together
@@ -204,13 +209,53 @@ def _content(path: Path | None, md5: str) -> Array:
 
 
 HANDS = 120  # ways to write each digit, shared out over its forms
+PIECE = 2_000  # images drawn at once
 SHIFT = 1  # pixels up to which a digit is moved
 # Twice the coefficients of a Catmull-Rom curve, lowest power first, from four points in a row.
 CATMULL_ROM = np.array([[0, 2, 0, 0], [-1, 0, 1, 0], [2, -5, 4, -1], [-1, 3, -3, 1]])
 POWERS = np.arange(16)[:, None] ** np.arange(4) * 16 ** np.arange(3, -1, -1)  # of 16 times on it, over 16**3
 
 
+def _mapped(train: bool) -> tuple[Array, Array] | None:
+    """Return what `draw` gives, of a file whose pages all kernels share; what one writes to is its own."""
+    count = SIZES[train]
+    with contextlib.suppress(OSError, ValueError):  # it is gone, or was cut
+        if file := _kept(train, _cache()):
+            both = np.memmap(file, np.uint8, "c", shape=(count * 785,))
+            return both[: count * 784].reshape(-1, 28, 28), both[count * 784 :]
+    return None
+
+
+@functools.cache
+def _kept(train: bool, cache: Path) -> Path | None:
+    """Return the file with the digits that are drawn, made where there is none; None where none can be kept."""
+    file, wanted = cache / f"drawn-{'train' if train else 'test'}", _DATA["drawn"]["train" if train else "test"]
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with contextlib.suppress(FileNotFoundError), file.open("rb") as kept:
+            if hashlib.file_digest(kept, _md5).hexdigest() == wanted:
+                return file
+        cache.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as made:
+            for each in draw(train):
+                made.write(each.data)
+        return part.replace(file)
+    except OSError:
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _md5() -> Any:
+    return hashlib.md5(usedforsecurity=False)
+
+
 @functools.lru_cache(maxsize=2)
+def _in_memory(train: bool) -> tuple[Array, Array]:
+    return draw(train)
+
+
 def draw(train: bool) -> tuple[Array, Array]:
     """Draw a split of the stand-in: images uint8 [N, 28, 28], labels uint8 [N], classes equally frequent.
 
@@ -220,9 +265,14 @@ def draw(train: bool) -> tuple[Array, Array]:
     labels = (np.argsort(bits.random_raw(count), kind="stable") % 10).astype(np.uint8)
     hand = labels * np.int64(HANDS) + _uniform(bits, 0, HANDS - 1, count)
     moved = np.lib.stride_tricks.sliding_window_view(_hands(), (28, 28), axis=(1, 2))
-    images = moved[hand, _uniform(bits, 0, 2 * SHIFT, count), _uniform(bits, 0, 2 * SHIFT, count)]
-    grain = bits.random_raw(count * 98).astype("<u8").view(np.uint8).reshape(images.shape) >> 3
-    return np.maximum(images, grain) - grain, labels  # grain only takes ink away
+    places = hand, _uniform(bits, 0, 2 * SHIFT, count), _uniform(bits, 0, 2 * SHIFT, count)
+    images = np.empty((count, 28, 28), np.uint8)
+    for first in range(0, count, PIECE):
+        piece = slice(first, first + PIECE)
+        ink = moved[tuple(place[piece] for place in places)]
+        grain = bits.random_raw(len(ink) * 98).astype("<u8").view(np.uint8).reshape(ink.shape) >> 3
+        images[piece] = np.maximum(ink, grain) - grain  # grain only takes ink away
+    return images, labels
 
 
 def _uniform(bits: np.random.PCG64, low: int, high: int, count: int = 1) -> Ints:

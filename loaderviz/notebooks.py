@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from loaderviz import words
 from loaderviz.errors import LoadervizError, require
+from loaderviz.files import naming
 from loaderviz.version import __version__
 
 FIRST = "00_start_here.ipynb"
@@ -56,21 +57,21 @@ def copy(to: str | Path, solutions: bool = True) -> tuple[Path, int]:
     """Copy the lessons into a folder, which is made; return it and how many files were there already and were kept.
 
     Without `solutions` the solved notebooks stay out, and so do the paragraphs that link to them. Raises
-    `NoLessonsError`, and OSError where nothing can be written.
+    `NoLessonsError`, and `NotWritableError` where nothing can be written.
     """
     source, target, kept = folder(), Path(to), 0
-    for path in sorted(path for part in PARTS for path in source.glob(part)):
-        if not solutions and path.parent.name == "solutions":
-            continue
+    paths = sorted(path for part in PARTS for path in source.glob(part))
+    for path in paths if solutions else [path for path in paths if path.parent.name != "solutions"]:
         place = target / path.relative_to(source)
-        if place.exists():
-            kept += 1
-            continue
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if solutions or path.suffix != ".ipynb":
-            shutil.copyfile(path, place)
-        else:
-            place.write_text(_without_solutions(path.read_text(encoding="utf-8")), encoding="utf-8")
+        with naming(target):
+            if place.exists():
+                kept += 1
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if solutions or path.suffix != ".ipynb":
+                shutil.copyfile(path, place)
+            else:
+                place.write_text(_without_solutions(path.read_text(encoding="utf-8")), encoding="utf-8")
     return target, kept
 
 

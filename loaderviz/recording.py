@@ -18,7 +18,7 @@ from loaderviz.batches import LIMIT
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards import Hazards, HazardWarning, Lints
 from loaderviz.errors import LoadervizError, NestedRecordingError
-from loaderviz.machine import cores, new_pages
+from loaderviz.machine import cores, give_back, new_pages
 from loaderviz.stopping import no_news_of_workers
 from loaderviz.timeline import Timeline
 from loaderviz.traces import steps as loop_steps
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from loaderviz.traces.live import RealRun
 
 DEFAULT_GPU = "a100"
+_LATE = (
+    "recording.step() was called first when all the batches asked for were recorded: the steps are these batches. Call "
+    "it from the first step on"
+)
 
 
 class NotRecordedError(LoadervizError, RuntimeError):
@@ -76,7 +80,7 @@ class Recording:
     def __init__(self, run: EmulatedRun | RealRun, *, warn: bool = False) -> None:
         self._run = run
         self.warn = warn  # at the end, of races
-        self._over = False
+        self._over = self._late = False
         self._steps = 0
         self._step: Any = None  # the range of the step that runs, if the program counts its own
 
@@ -112,6 +116,7 @@ class Recording:
         finally:
             self._run.leave()
             Recording._running, self._over = None, True
+            give_back()
         check = getattr(self._run, "check", None)
         if check is not None and check.differences:
             warnings.warn(f"record(check=True): {check}", CheckWarning, stacklevel=3)
@@ -132,8 +137,14 @@ class Recording:
         The first call makes `wait` and `steps` of `record()` count these calls instead of the batches handed out; what
         came before it is no step. Each step gets a range "ProfilerStep#0", …, as with torch.profiler.
 
-        Raises `NotRecordedError` outside the block.
+        When all steps asked for are over, and after the block, a step is none of the recording's: the loop goes on, and
+        the first call after the block warns. Raises `NotRecordedError` before the block.
         """
+        if self._over:
+            if not self._late:
+                warnings.warn("recording.step(): the recording is over, and this step is not in it", stacklevel=2)
+            self._late = True
+            return
         if Recording._running is not self:
             raise NotRecordedError("recording.step() belongs into the record() block")
         from torch.profiler import record_function
@@ -211,6 +222,7 @@ class EmulatedRun:
     def __init__(self, emulated: EmulatedCuda, wait: int, steps: int | None) -> None:
         self._emulated, self._wait, self._wanted = emulated, wait, steps
         self._calls = 0
+        self._called_late = False
         self.timeline: Timeline | None = None
         self.hazards, self.lints = Hazards(), Lints()
         self.unpriced: dict[str, float] = {}
@@ -248,6 +260,8 @@ class EmulatedRun:
             if whole and batches.by_optimizer and not self._calls:
                 whole = loop_steps.by_optimizer(whole, batches.steps)
             self.timeline = whole and loop_steps.cut(whole, self._wait, self._wanted, self._calls > 0)
+            if self.timeline is not None and self._called_late:
+                self.timeline = loop_steps.noted(self.timeline, _LATE)
 
     def leave(self) -> None:
         """Undo what entering did, if anything is left of it."""
@@ -255,6 +269,9 @@ class EmulatedRun:
 
     def begin_step(self) -> None:
         """The program says that a step begins; from the first such call on, these are counted."""
+        if not self._calls and self._emulated.timeline is not None:
+            self._called_late = True
+            return
         self._calls += 1
         self._step_begins(self._calls)
 

@@ -24,8 +24,11 @@ os.environ["LOADERVIZ_PROGRESS"] = "off"  # checks of tests are nobody's progres
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # whoever uses torch's profiler first in this process
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
 
+START = os.environ.get("LOADERVIZ_START", "fork")  # how workers start; `make test-spawn` tries the others
 if sys.platform == "linux":  # what Python 3.14 starts by default, a "forkserver", cannot send data sets local to a test
-    multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.set_start_method(START, force=True)
+    # What test modules import; else each worker would for itself, as spawned ones do.
+    multiprocessing.set_forkserver_preload(["pytest", "torchdata.stateful_dataloader", "loaderviz.emulator.torch"])
 
 SEED = int(os.environ.get("LOADERVIZ_SEED", "0"))  # 0: those of every run, so that a red one can be repeated
 AGAIN = f"LOADERVIZ_SEED={SEED} makes the same random draws again"
@@ -45,6 +48,8 @@ def pytest_collection_modifyitems(items):
     apart += ["pytest.PytestUnraisableExceptionWarning"]
     cases = defaultdict(list)
     for item in items:
+        if START != "fork" and (inherits := item.get_closest_marker("inherits")):
+            item.add_marker(pytest.mark.skip(reason=f"a worker started by {START} lacks {inherits.args[0]}"))
         if item.get_closest_marker("browser") or item.get_closest_marker("notebook"):
             item.add_marker("slow")
             for warning in apart:
@@ -132,3 +137,11 @@ def named_host():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(record.__kwdefaults__, "host", "laptop")
         yield
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """No test takes so long that its program says how far it is: what is printed is the same on a busy machine."""
+    from loaderviz import progress
+
+    monkeypatch.setattr(progress, "AFTER", float("inf"))

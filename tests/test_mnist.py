@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def _surroundings(tmp_path, monkeypatch):
 
 
 def forget():
-    for cached in (mnist._stored, mnist._announce, mnist._read):
+    for cached in (mnist._stored, mnist._announce, mnist._read, mnist._kept, mnist._in_memory):
         cached.cache_clear()
 
 
@@ -91,6 +92,65 @@ def test_train_and_test_digits_differ_and_each_caller_has_its_own(capsys):
     output = capsys.readouterr().out  # it is announced once, in one line
     assert output == f"loaderviz: {mnist.find()}\n"
     assert all(part in output for part in ("drawn stand-in", "LOADERVIZ_OFFLINE", "LOADERVIZ_DATA", "download=True"))
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """The folder of ours in an empty home, where digits that are drawn are kept."""
+    forget()
+    return tmp_path / "loaderviz"
+
+
+def sums_of(train):
+    return tuple(zlib.crc32(part.numpy().tobytes()) for part in mnist.tensors(train))
+
+
+def test_what_is_drawn_is_kept_in_a_file_that_all_kernels_map(cache, monkeypatch):
+    assert sums_of(False) == DRAWN_SUMS[False]
+    assert [(file.name, file.stat().st_size) for file in cache.iterdir()] == [("drawn-test", 7_850_000)]
+    forget()
+    monkeypatch.setattr(mnist, "draw", lambda train: pytest.fail("it is drawn already"))
+    first, second = mnist.tensors(False)[0], mnist.tensors(False)[0]
+    first.fill_(7)  # a caller's own
+    assert sums_of(False) == DRAWN_SUMS[False] and not torch.equal(first, second)
+    if (maps := Path("/proc/self/maps")).exists():
+        assert maps.read_text().count(str(cache / "drawn-test")) >= 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "other bytes", "empty", "a folder", "gone", "longer"])
+def test_a_damaged_file_of_drawn_digits_is_drawn_anew(cache, damage):
+    mnist.tensors(False)
+    [file] = cache.iterdir()
+    whole = file.read_bytes()
+    file.unlink()
+    if damage == "a folder":
+        file.mkdir()
+    elif damage != "gone":
+        file.write_bytes(
+            {"cut": whole[:-1], "other bytes": b"x" + whole[1:], "empty": b"", "longer": whole + b"x"}[damage]
+        )
+    forget()
+    assert sums_of(False) == DRAWN_SUMS[False]
+    assert (file.is_dir() if damage == "a folder" else file.read_bytes() == whole) and len(list(cache.iterdir())) == 1
+
+
+def test_a_file_that_goes_or_shrinks_later_is_missed_by_nobody(cache):
+    mnist.tensors(False)
+    (cache / "drawn-test").write_bytes(b"short")
+    assert sums_of(False) == DRAWN_SUMS[False]
+    (cache / "drawn-test").unlink()
+    assert sums_of(False) == DRAWN_SUMS[False]
+
+
+@pytest.mark.parametrize("place", ["a file", "full"])
+def test_digits_that_cannot_be_kept_are_drawn_in_memory(cache, monkeypatch, place):
+    if place == "a file":
+        cache.write_text("")
+    else:
+        monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    images, _ = mnist.tensors(False)
+    images.zero_()
+    assert sums_of(False) == DRAWN_SUMS[False] and (place == "a file" or list(cache.iterdir()) == [])
 
 
 def test_a_small_network_learns_it_in_one_epoch():

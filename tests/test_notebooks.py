@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+import multiprocessing
 import re
 import sys
 import textwrap
@@ -28,7 +29,8 @@ FOLDER = Path(__file__).parents[1] / "notebooks"
 NAMES = sorted(source.stem for source in (FOLDER / "src").glob("*.py"))
 TRANSLATED = sorted(f"{path.parent.name}/{path.stem}" for path in FOLDER.glob("??/*.ipynb"))
 BOTH = [*NAMES, *TRANSLATED, *(f"solutions/{name}" for name in NAMES)]
-SECONDS_A_CELL = 60  # far more than any cell needs; a cell that hangs ends the run with its name
+START = multiprocessing.get_start_method()  # of workers, as conftest.py sets it
+SECONDS_A_CELL = 60 if START == "fork" else 300  # more than any cell needs; a cell that hangs ends with its name
 KERNEL_MB = 1000  # a workshop has laptops with little memory, and servers with many learners
 CELLS, LINES_A_CELL = range(20, 46), 11  # lines of code; blank lines, comments and docstrings are not counted
 PREDICTIONS = range(2, 5)
@@ -373,6 +375,16 @@ def test_a_translation_leaves_no_text_in_english_and_gives_the_same_minutes(name
 @marked(TRANSLATED)  # the lessons themselves run as given in tests/browser/test_browser.py
 def test_a_translation_as_given_runs_and_says_that_nothing_was_attempted(name):
     notebook = read(name)
+    client(notebook, FOLDER).execute()
+    is_as_given(notebook, name)
+
+
+@pytest.mark.skipif(START == "fork", reason="`make test-spawn` runs it; forked workers: tests/browser/test_browser.py")
+@marked(NAMES)
+def test_a_lesson_as_given_runs_with_workers_that_are_started_anew(name):
+    notebook = read(name)
+    first = f"import multiprocessing; multiprocessing.set_start_method({START!r})"
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(first))
     client(notebook, FOLDER).execute()
     is_as_given(notebook, name)
 

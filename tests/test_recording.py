@@ -1,6 +1,8 @@
 """record(): the front door."""
 
 import importlib.util
+import sys
+import types
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 import loaderviz as lv
+from loaderviz import machine
 from loaderviz.emulator import Gpu, Host
 from loaderviz.emulator.hardware import GPUS
 from loaderviz.errors import LoadervizError
@@ -120,3 +123,23 @@ def test_a_program_without_steps_has_none_to_leave_out():
     whole = emulated_loop(mark=False, steps=2)
     assert whole.where(Kind.COPY_H2D).sum() == 5
     assert "the block had 0 of the 2 steps to record" in whole.context.notes[-1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_a_notebooks_kernel_gives_free_memory_back_after_a_recording(monkeypatch):
+    trimmed = []
+    libc = types.SimpleNamespace(malloc_trim=trimmed.append)
+    monkeypatch.setattr(machine, "ctypes", types.SimpleNamespace(CDLL=lambda name: libc))
+    shell = types.SimpleNamespace(kernel=object())
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: shell
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    with lv.record(on="t4"):
+        assert trimmed == []
+    assert trimmed == [0]
+    del libc.malloc_trim  # musl has none
+    machine.give_back()
+    del shell.kernel  # a terminal: the process ends soon
+    monkeypatch.setattr(machine, "ctypes", None)
+    with lv.record(on="t4"):
+        pass

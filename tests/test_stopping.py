@@ -1,5 +1,6 @@
 """Nothing that was recorded is lost: by a signal, by an output that cannot be written, by an error of the program."""
 
+import gzip
 import json
 import os
 import random
@@ -193,6 +194,147 @@ def test_held_signals_come_after_the_block():
     assert seen == [4950]
 
 
+# Handlers that the program has of its own: they are called, their status counts, and the recording is kept
+
+
+@pytest.fixture
+def handlers():
+    before = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+OWN = """
+import os, signal, sys, torch
+def mine(number, frame):
+    print("mine", signal.Signals(number).name, flush=True)
+    {does}
+old = signal.signal(signal.{name}, mine)
+assert old in (signal.SIG_DFL, signal.default_int_handler), old
+torch.ones(1000).to("cuda").sum().item()
+os.kill(os.getpid(), signal.{name})
+for _ in range(100):
+    torch.ones(10).to("cuda").sum().item()
+print("went on", flush=True)
+"""
+AGAIN = "signal.signal(number, signal.SIG_DFL); os.kill(os.getpid(), number)"
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("name", "does", "status", "printed"),
+    [
+        ("SIGUSR1", "pass", 0, ["mine SIGUSR1", "went on"]),  # a checkpoint, before the time of a batch job is over
+        ("SIGTERM", "sys.exit(0)", 0, ["mine SIGTERM"]),
+        ("SIGTERM", "sys.exit(85)", 85, ["mine SIGTERM"]),  # asks a batch system to queue it again
+        ("SIGTERM", "raise KeyboardInterrupt", 130, ["mine SIGTERM"]),
+        ("SIGTERM", "raise ValueError('over')", 1, ["mine SIGTERM"]),
+        ("SIGTERM", AGAIN, 143, ["mine SIGTERM"]),
+        ("SIGHUP", "signal.signal(number, old); signal.raise_signal(number)", 129, ["mine SIGHUP"]),
+        (
+            "SIGINT",
+            "signal.signal(number, signal.SIG_IGN); os.kill(os.getpid(), number)",
+            0,
+            ["mine SIGINT", "went on"],
+        ),
+        ("SIGINT", "old(number, frame)", 130, ["mine SIGINT"]),
+        ("SIGUSR2", "os.kill(os.getpid(), signal.SIGHUP)", 129, ["mine SIGUSR2"]),
+    ],
+)
+def test_a_handler_of_the_programs_own_is_called_and_decides(here, handlers, capsys, name, does, status, printed):
+    assert run(OWN.format(name=name, does=does), "--save", "kept.json") == status
+    out, err = capsys.readouterr()
+    assert out.splitlines() == printed and "The picture" in err
+    assert len(Timeline.load("kept.json")) > 5 and Path("timeline.html").exists()
+
+
+@POSIX
+def test_a_handler_set_before_the_command_is_called_too_and_stays(here, handlers, capsys):
+    came = []
+    handler = lambda number, frame: came.append(number)  # noqa: E731
+    signal.signal(signal.SIGTERM, handler)
+    assert run(f"{GPU}import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n") == 0
+    assert came == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is handler
+
+
+@POSIX
+def test_the_program_sees_its_own_handlers_alone(here, handlers, capsys):
+    """A trainer sets its handler for SIGUSR1 only where there is none; one puts back what was before."""
+    text = """
+    import signal, sys
+    from signal import getsignal, signal as set_handler
+    def mine(number, frame): pass
+    found = [getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGTERM), set_handler(signal.SIGUSR1, mine)]
+    print([each == signal.SIG_DFL for each in found], getsignal(signal.SIGUSR1) is mine)
+    print(signal.signal(signal.SIGUSR1, signal.SIG_IGN) is mine, signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN)
+    for wrong in (lambda: signal.signal(9, mine), lambda: signal.signal(15, "no"), lambda: signal.getsignal(4000)):
+        try:
+            wrong()
+        except (OSError, TypeError, ValueError) as error:
+            print(type(error).__name__)
+    """
+    before = signal.signal, signal.getsignal
+    for on in "t4", "cpu":
+        assert run(text, on=on) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "[True, True, True] True", "True True", "OSError", "TypeError", "ValueError",
+        ]  # fmt: skip
+        assert (signal.signal, signal.getsignal) == before
+
+
+@POSIX
+def test_no_handler_of_the_program_breaks_off_what_is_written(here, handlers, monkeypatch, capsys):
+    told = Timeline.save
+
+    def save(timeline, file):
+        for number in signal.SIGTERM, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1:
+            os.kill(os.getpid(), number)
+        told(timeline, file)
+
+    monkeypatch.setattr(Timeline, "save", save)
+    text = (
+        "import signal, sys\nfor n in (signal.SIGTERM, signal.SIGALRM):\n    signal.signal(n, lambda *_: sys.exit(9))\n"
+    )
+    assert run(f"{GPU}{text}sys.exit(4)", "--save", "kept.json") == 4  # the program's own
+    assert Timeline.load("kept.json") and Path("timeline.html").exists()
+
+
+SAVES = """
+import io, signal, torch
+model = torch.nn.Linear(50, 50).to("cuda")
+before, found = {name: value.cpu() for name, value in model.state_dict().items()}, []
+def save(number, frame):
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    kept = torch.load(io.BytesIO(file.getvalue()), map_location="cpu")
+    found.append(all(torch.equal(kept[name], before[name]) for name in before))
+    signal.setitimer(signal.ITIMER_REAL, 0.003 if len(found) < 40 else 0)
+signal.signal(signal.SIGALRM, save)
+save(0, None)
+while len(found) < 40:
+    model(torch.ones(64, 50, pin_memory=True).to("cuda", non_blocking=True)).mean().backward()
+print(found.count(True))
+"""
+
+
+@POSIX
+def test_a_handler_that_saves_a_checkpoint_finds_the_model_whole(here, handlers, capsys):
+    """Between two calls of the emulated GPU, as of a real one: inside one a tensor has no memory yet."""
+    assert run(SAVES) == 0
+    assert capsys.readouterr().out == "40\n"
+
+
+@POSIX
+def test_handlers_are_the_programs_again_after_a_recording(handlers):
+    mine, other = (lambda *_: None), (lambda *_: None)
+    signal.signal(signal.SIGALRM, mine)
+    with lv.record(on="t4"):
+        assert signal.getsignal(signal.SIGALRM) is mine
+        assert signal.signal(signal.SIGUSR1, other) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGALRM) is mine and signal.getsignal(signal.SIGUSR1) is other
+
+
 # Outputs that cannot be written
 
 
@@ -206,6 +348,42 @@ def test_an_output_is_tried_before_the_program_starts(here, capsys, option, name
         ["temp", "program.py"],
         ["program.py", "temp"],
     )
+
+
+WRITING = (
+    "run --on t4 {} program.py --out", "compare --out", "compare --json", "view t.json --out", "calibrate --save",
+    "lessons", "handout --out", "slides 03 --out", "room --port 0 --folder",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 256, "program.py/below", "y/" * 2100 + "page"])
+@pytest.mark.parametrize("command", WRITING)
+def test_a_path_that_cannot_be_is_one_sentence_of_each_command_that_writes(here, capsys, command, name):
+    Path("program.py").write_text(GPU)
+    words = command.format("").split()
+    words = [*words[:3], words[-1], name, *words[3:-1]] if words[0] == "run" else [*words, name]
+    assert cli.main(words) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("loaderviz: ") and name in err
+    assert sorted(each.name for each in here.iterdir()) == ["program.py", "temp"]
+
+
+@pytest.mark.parametrize("name", ["with a space", "Größe 数据 é", "z" * 255, "-o", "a'b\"c$(d)"])
+@pytest.mark.parametrize("command", ["handout --out", "calibrate --save", "lessons"])
+def test_any_name_that_the_system_takes_is_written(here, capsys, command, name):
+    words = command.split()
+    assert cli.main([*words[:-1], f"{words[-1]}={name}"] if words[1:] else [*words, "--", name]) == 0
+    assert name in capsys.readouterr().out and [each.name for each in here.iterdir() if each.name != "temp"] == [name]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX")
+def test_a_room_whose_folder_takes_no_rows_does_not_open(here, capsys, monkeypatch):
+    Path("rows").mkdir()
+    monkeypatch.setattr(
+        "loaderviz.files.Path.open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+    )
+    assert cli.main(["room", "--port", "0", "--folder", "rows"]) == 1
+    assert "cannot write rows/" in (err := capsys.readouterr().err) and "Permission denied" in err
 
 
 def test_the_longest_name_can_be_written_and_an_old_file_stays_until_then(here):
@@ -224,7 +402,7 @@ def test_what_cannot_be_written_afterwards_is_named_and_the_rest_is_written(here
     assert "GPU computes" in err and "Judged: " in err
     assert all(Path(file).stat().st_size > 100 for file in files.values() if file != "/dev/full")
     [kept] = (here / "temp").glob("loaderviz*")
-    assert str(kept) in err and len(Timeline.load(kept)) > 5
+    assert str(kept) in err and len(Timeline.load(kept)) > 5 and kept.read_bytes().startswith(b"\x1f\x8b")
 
 
 @POSIX
@@ -239,6 +417,32 @@ def test_a_file_that_grows_too_large_leaves_the_others(here, capsys):
     assert "the recording is kept in" in done.stderr and "Judged: " in done.stderr
     assert json.loads(Path("r.json").read_text())["schema"]
     assert sorted(each.name for each in here.iterdir()) == ["program.py", "r.json", "temp"]
+
+
+SMALL = "mkdir disk && mount -t tmpfs -o size=200k none disk && cp program.py disk && cd disk && "
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs to mount a disk"
+)
+@pytest.mark.parametrize("also_full", [False, True])
+def test_a_disk_of_200_kb_takes_what_has_room_and_the_rest_is_kept(here, also_full):
+    """Where the temporary folder is on that disk, too, the recording has room there when it is packed."""
+    Path("program.py").write_text("import torch\nfor _ in range(150):\n    torch.ones(9).to('cuda').sum().item()\n")
+    temp = here / ("disk" if also_full else "temp")
+    command = "run --on t4 --host laptop --out page.html --json report.json --save kept.json program.py"
+    line = f"{SMALL}{sys.executable} -m loaderviz {command}; echo $?; ls -A; cat {temp}/loaderviz*"
+    environment = os.environ | {"PYTHONPATH": str(Path(lv.__file__).parents[1]), "TMPDIR": str(temp)}
+    done = subprocess.run(["unshare", "-m", "sh", "-c", line], capture_output=True, check=False, env=environment)
+    if b"mount" in done.stderr:
+        pytest.skip(done.stderr.decode())
+    listed, _, packed = done.stdout.partition(b"\x1f\x8b")
+    status, *names = listed.decode().split()
+    assert status == "1" and {"page.html", "report.json", "program.py"} <= {*names} and "kept.json" not in names
+    assert not [name for name in names if name.startswith(".")] and b"cannot write kept.json: No space" in done.stderr
+    assert b"Judged: " in done.stderr and b"the recording is kept in " + os.fsencode(temp) in done.stderr
+    assert len(json.loads(gzip.decompress(b"\x1f\x8b" + packed))["spans"]["start"]) > 1_000
 
 
 @pytest.mark.slow

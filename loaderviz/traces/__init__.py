@@ -30,6 +30,7 @@ import numpy as np
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE
 from loaderviz.files import SQLITE, Source, TooLargeError
+from loaderviz.progress import told
 from loaderviz.timeline import Kind, Timeline, TimelineError
 from loaderviz.traces.assemble import Lanes, assemble, nothing_drawn
 from loaderviz.traces.kineto import RawTrace, read_kineto, told_rank
@@ -120,7 +121,8 @@ def tried(
     attempt: Callable[[Path], Read | TraceError], files: Sequence[Path], named: bool, executor: Executor | None
 ) -> tuple[list[Read], list[TraceError]]:
     """Return what was read of these files, and why others are left out; raise that if they were `named`, or all are."""
-    every = list((map if executor is None else executor.map)(attempt, files))
+    attempts = (map if executor is None else executor.map)(attempt, files)
+    every = list(told(attempts, files, "reading {} files"))
     left_out = [each for each in every if isinstance(each, TraceError)]
     read = [each for each in every if not isinstance(each, TraceError)]
     if left_out and (named or not read):

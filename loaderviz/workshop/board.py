@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from loaderviz import words
+from loaderviz.files import writable
 from loaderviz.workshop import EXERCISES, ExerciseError, rooms
 from loaderviz.workshop.exercises import SIGNS, say
 from loaderviz.workshop.rooms import LONGEST, Row
@@ -286,6 +287,8 @@ def serve(bind: str, port: int, code: str, folder: Path | None) -> None:
     """Serve a room until Ctrl-C, and say where. Raises `ExerciseError` for what cannot be, OSError as `bind` does."""
     if folder is not None and not folder.is_dir():
         raise ExerciseError(say("no-room-folder", folder=folder))
+    if folder is not None:
+        writable(folder / f"{secrets.token_hex(8)}.jsonl")  # before anybody joins
     if code and not re.fullmatch("[A-Za-z0-9]{4,40}", code):
         raise ExerciseError(say("no-code", code=words.one_line(code, 60)))
     if not 0 <= port < 1 << 16:

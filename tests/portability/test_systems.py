@@ -2,6 +2,8 @@
 
 import ast
 import itertools
+import json
+import multiprocessing
 import os
 import platform
 import subprocess
@@ -10,6 +12,7 @@ import time
 import types
 from pathlib import Path
 
+import factory
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -135,6 +138,24 @@ def test_the_usual_loop_of_the_main_job_is_the_same_with_spawned_workers(tmp_pat
     run = [sys.executable, "usual.py"]
     spans = [subprocess.check_output([*run, how], cwd=tmp_path, env=settings) for how in ("fork", "spawn")]
     assert b"fetch batch" in spans[0] and spans[0] == spans[1]
+
+
+MAIN_JOB = """
+import multiprocessing, sys
+multiprocessing.set_start_method(sys.argv[1])
+from loaderviz.cli import main
+sys.exit(main(["compare", "--host", "laptop", "--json", "numbers.json"]))
+"""
+
+
+@pytest.mark.slow
+def test_the_numbers_of_the_main_job_are_those_of_the_repository(tmp_path):
+    """By the start method of this run: `make test-spawn` has the others."""
+    run = [sys.executable, "-c", MAIN_JOB, multiprocessing.get_start_method()]
+    subprocess.run(run, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    same = factory.script("tests/portability/same_numbers.py")
+    here = same.numbers(json.loads((tmp_path / "numbers.json").read_text(encoding="utf-8")))
+    assert same.differences(here, json.loads(same.KEPT.read_text(encoding="utf-8"))) == [] and len(here) > 100
 
 
 # Clocks that tick each 15.625 ms, as the processor's clocks of Windows do

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from trace_files import notes, record_cpu, steps_of
 
 import loaderviz as lv
+from loaderviz import recording as recording_module
 from loaderviz.analysis.evidence import LOOKS, Evidence
 from loaderviz.batches import HAND_OUT
 from loaderviz.errors import LoadervizError, NestedRecordingError
@@ -183,6 +184,37 @@ def test_a_step_outside_the_block_is_refused():
     recording = lv.record(on="cpu")
     with pytest.raises(LoadervizError, match="belongs into the record"):
         recording.step()
+
+
+@pytest.mark.parametrize("on", ["cpu", "t4"])
+def test_a_step_after_the_block_disturbs_no_loop_and_is_told_of_once(on):
+    with lv.record(on=on, steps=2) as recording:
+        for _ in range(5):
+            recording.step()
+    before = list(recording.timeline.rows())
+    with pytest.warns(UserWarning, match="this step is not in it") as told:
+        for _ in range(5):
+            recording.step()
+    assert len(told) == 1 and told[0].filename == __file__ and list(recording.timeline.rows()) == before
+    with lv.record(on=on) as other:  # another one runs, and is none of the first one's
+        recording.step()
+    assert not [row for row in other.timeline.rows(Kind.RANGE) if "ProfilerStep" in row.name]
+
+
+@pytest.mark.parametrize(("wait", "first"), [(0, 5), (1, 7), (2, 8)])
+def test_a_first_step_when_the_emulated_recording_has_stopped_hides_no_batches(wait, first):
+    def kept(calls):
+        with lv.record(on="t4", host="laptop", wait=wait, steps=2) as recording:
+            for number, batch in enumerate(DataLoader(torch.ones(40, 50), 4)):
+                if number >= calls:
+                    recording.step()
+                batch.to("cuda").sum().item()
+        return recording.timeline
+
+    late, never = kept(first), kept(99)
+    assert list(late.rows()) == list(never.rows()) and len(late) > 10
+    assert [note for note in late.context.notes if note not in never.context.notes] == [recording_module._LATE]
+    assert not any("the block had" in note for note in late.context.notes)
 
 
 class Watched(Window):

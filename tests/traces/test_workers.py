@@ -178,6 +178,7 @@ def test_the_records_outlive_a_worker_that_dies(how, tmp_path, monkeypatch):
     assert callable(signal.getsignal(signal.SIGCHLD))  # torch's
 
 
+@pytest.mark.inherits("the refusal that the test put into torch")
 @pytest.mark.parametrize("on", ["cpu", "a100"])
 @pytest.mark.parametrize(
     ("refused", "told"),

@@ -76,13 +76,17 @@ def test_the_chart_has_the_points_on_the_line(runs):
         assert y == pytest.approx(line[workers], rel=0.01)
 
 
+def as_it_is(batch):
+    return batch
+
+
 def test_a_late_batch_stops_the_pipeline_and_a_larger_buffer_hides_it():
     """Head-of-line blocking: the other worker's batches are ready, and wait for the late one."""
     images, labels = torch.ones(SIZE * BATCHES, 64), torch.zeros(SIZE * BATCHES, dtype=torch.int64)
     late = lesson06.SometimesSlow(images, labels, every=9 * SIZE, seconds=0.08)
     assert late[0][0].shape == (64,) and len(late) == SIZE * BATCHES
     for factor in (2, 16):
-        loader = DataLoader(late, SIZE, num_workers=2, prefetch_factor=factor, collate_fn=lambda batch: batch)
+        loader = DataLoader(late, SIZE, num_workers=2, prefetch_factor=factor, collate_fn=as_it_is)
         with lv.record(on=GPU, host=HOST) as recording:
             for x, _ in loader:
                 torch.cuda._sleep(20_000_000)

@@ -31,6 +31,7 @@ from loaderviz.emulator.torch.patches import (
     REAL_TIME,
     Guard,
     Patches,
+    call_handlers_between,
     install_clock,
     leave_modes,
     refuse_in_fork,
@@ -210,6 +211,7 @@ class EmulatedCuda:
         prepared = multiprocessing.spawn.get_preparation_data
         patches.set(multiprocessing.spawn, "get_preparation_data", preparing(REFUSING, prepared))
         stop_waits(session, patches)
+        call_handlers_between(patches)
         patches.pricing.at_end(functools.partial(setattr, costs, "declare", None))
         costs.declare = session.declared
         _let_functions_through(patches)

@@ -18,7 +18,9 @@ import timeit
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
+from signal import getsignal
+from signal import signal as set_handler
+from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -31,6 +33,7 @@ from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.tensors import AT_REST, MEMBERS, is_on_device, seen_outside
 from loaderviz.errors import NotModelledError
 from loaderviz.imports import ELSEWHERE, SPAWNED, function_of, program_of, rank_of
+from loaderviz.stopping import Later, faced, is_own
 
 if TYPE_CHECKING:
     from loaderviz.emulator.torch.session import Session
@@ -43,6 +46,8 @@ multiprocessing threading queue selectors socket subprocess asyncio concurrent l
 ipykernel jupyter_client traitlets tqdm _pytest hypothesis torch.distributed torch.multiprocessing
 """
 REAL_TIME = tuple(NEED_REAL_TIME.split())
+LONG = tuple(f"loaderviz.emulator.{name}" for name in ("threads", "torch.patches", "torch.dataloader"))  # they wait
+KNOWN = 30  # names in a row; before those there are no new ones
 READ = 50  # ns of host time that a look at the clock costs, so that a loop that waits for it comes to an end
 PATIENCE = 1.0  # s of real time without any call of the emulated GPU
 PUSH: tuple[Any, Any] = _python_dispatch._push_mode, torch.overrides._push_mode  # a mode of operators, of functions
@@ -130,8 +135,7 @@ class Patches:
             self._undo[-1]()
             self._undo.pop()
         swaps = {id(value): before for before, value in self._swaps}
-        imported = sys.modules.keys() - self._loaded | {"__main__"} if self._loaded else set()
-        for namespace, name, value in _entries(swaps, imported):
+        for namespace, name, value in _entries(swaps, _imported_since(self._loaded) if self._loaded else ()):
             namespace[name] = swaps[id(value)]
         self._swaps.clear()
 
@@ -184,6 +188,21 @@ def _class_for(before: Any, value: Any, now: Callable[[], Any]) -> Any:
 
     stand_in = stands_for(before)(StandInType(before.__name__, (value,), {}))
     return stand_in
+
+
+def _imported_since(loaded: set[str]) -> set[str]:
+    """Return the modules that are not `loaded`, and `__main__`. New ones come last in `sys.modules`.
+
+    To look at each name would cost a worker that is forked a page of memory for each.
+    """
+    found, known = {"__main__"}, 0
+    for name in reversed(sys.modules):
+        known = known + 1 if name in loaded else 0
+        if known > KNOWN:
+            break
+        if not known:
+            found.add(name)
+    return found
 
 
 def _entries(wanted: dict[int, Any], modules: Iterable[str]) -> Iterator[tuple[dict[str, Any], str, Any]]:
@@ -458,6 +477,39 @@ def stop_waits(session: Session, patches: Patches) -> None:
     patches.at_end(functools.partial(signal.signal, signal.SIGURG, signal.getsignal(signal.SIGURG) or signal.SIG_DFL))
     signal.signal(signal.SIGURG, stop)
     session.stops = True
+
+
+def call_handlers_between(patches: Patches) -> None:
+    """Let the program's handlers of signals run between calls of the emulated GPU: inside one they find half a tensor.
+
+    Of PyTorch itself a call is over before Python looks for a signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def outside(frame: FrameType | None) -> FrameType | None:
+        found = None
+        while patches.live and frame is not None:
+            name, frame = str(frame.f_globals.get("__name__")), frame.f_back
+            if name.startswith("loaderviz.emulator.") and not name.startswith(LONG):
+                found = frame
+        return found
+
+    def put_back() -> None:
+        for number in signal.valid_signals():
+            if isinstance(handler := getsignal(number), Later):
+                set_handler(number, handler.handler)
+
+    patches.at_end(put_back)
+    for number in signal.valid_signals():
+        if is_own(handler := getsignal(number)):
+            set_handler(number, Later(handler, outside))
+    faces = faced(
+        lambda _, handler: Later(handler, outside) if is_own(handler) else handler,
+        lambda _, handler: handler.handler if isinstance(handler, Later) else handler,
+    )
+    for name, stand_in in faces.items():
+        patches.function(signal, name, stand_in)
 
 
 class PatientLock:

@@ -100,10 +100,10 @@ def _moving(batch: int, stops: list[Stop]) -> str:
 def machine() -> MachineDrawing:
     """Return the machine with three batches of numbers, copied and multiplied."""
     with record(on="t4", host=HOST) as recording:
-        weight = torch.ones(4096, 4096).to("cuda")
+        weight = torch.ones(1024, 4096).to("cuda")
         for number in range(5):
             with record_function(f"batch {number}: 1024 samples"):
-                x = torch.ones(1024, 4096).to("cuda")
+                x = torch.ones(1024, 1024).to("cuda")
             x @ weight
         torch.cuda.synchronize()
     return MachineDrawing(recording.timeline.from_batch(2))

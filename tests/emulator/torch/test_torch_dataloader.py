@@ -130,7 +130,7 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.inherits("the replaced Meter.calibrate"))])
 def test_where_the_host_has_a_price_for_the_data_set_no_time_goes_into_finding_what_the_emulator_takes(
     monkeypatch, workers
 ):
@@ -431,7 +431,7 @@ class Additions(Squares):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.inherits("the replaced Meter.calibrate"))])
 def test_what_the_emulator_does_in_a_fetch_is_not_called_unpriced(monkeypatch, workers):
     """Its own part is most of what such calls take in a recording; this machine is busier at some times than others."""
 

@@ -25,7 +25,7 @@ import loaderviz as lv
 from loaderviz import recording
 from loaderviz.emulator import device
 from loaderviz.emulator.runtime import CudaError
-from loaderviz.emulator.torch import EmulatedCuda
+from loaderviz.emulator.torch import EmulatedCuda, patches
 from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import NoRecordingError, Session
 from loaderviz.loaders import PrefetchLoader
@@ -423,3 +423,25 @@ def test_a_fork_after_a_recording_may_run_backward():
     os._exit(0)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_modules_that_a_program_imports_are_found_without_a_look_at_each(monkeypatch):
+    """A forked worker gets a page of memory of its own for each name that it looks at."""
+
+    class Looked(set):
+        looks = 0
+
+        def __contains__(self, name):
+            self.looks += 1
+            return super().__contains__(name)
+
+    known = {f"known{number}": None for number in range(500)}
+    modules, loaded = dict(known), Looked(known)
+    monkeypatch.setattr(patches, "sys", types.SimpleNamespace(modules=modules))
+    assert patches._imported_since(loaded) == {"__main__"} and loaded.looks < 50
+    modules["one"] = None
+    modules["known3"] = modules.pop("known3")  # imported anew, among others
+    modules |= {"two": None, "three.four": None}
+    del modules["known7"]
+    assert patches._imported_since(loaded) == {"__main__", "one", "two", "three.four"}
+    assert patches._imported_since(set()) == {"__main__", *modules}
