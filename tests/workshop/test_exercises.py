@@ -6,6 +6,7 @@ import ast
 import itertools
 import random
 import re
+import signal
 import string
 import sys
 import textwrap
