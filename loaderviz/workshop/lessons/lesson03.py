@@ -17,6 +17,7 @@ from loaderviz.workshop.harness import Data, FeedConfig, fed_twice, feed
 
 BATCHES, FEW = 32, 8
 UNEVEN = (64, 64, 64, 256) * 5  # every fourth batch is four times as large
+MANY = len(UNEVEN)  # the task's text has it
 BUFFERS = 2
 # x the limit: in a loop that never waits, and in one that reads its loss, so that the GPU waits for launches, too. The
 # best take 1.21x and 1.08x there, a copy that begins only after the step 1.9x and 1.8x.
