@@ -87,13 +87,13 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeyp
     path.write_text("old")
     link.symlink_to(path)
 
-    def half(self, text, **_):
-        with open(self, "w") as file:
-            file.write(text[: len(text) // 2])
+    def half(self, data):
+        with open(self, "wb") as file:
+            file.write(data[: len(data) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
-        full.setattr(type(path), "write_text", half)
+        full.setattr(type(path), "write_bytes", half)
         write(factory.loader("pinned"), path)
     assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 2
     write(factory.loader("pinned"), link)

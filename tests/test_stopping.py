@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import multiprocessing.util
 import os
 import random
 import shutil
@@ -17,6 +18,7 @@ import pytest
 
 import loaderviz as lv
 from loaderviz import cli
+from loaderviz.analysis import calibration
 from loaderviz.errors import LoadervizError, NotWritableError
 from loaderviz.files import writable, write
 from loaderviz.stopping import Stopping, signals_held
@@ -370,10 +372,23 @@ def test_a_path_that_cannot_be_is_one_sentence_of_each_command_that_writes(here,
 
 @pytest.mark.parametrize("name", ["with a space", "Größe 数据 é", "z" * 255, "-o", "a'b\"c$(d)"])
 @pytest.mark.parametrize("command", ["handout --out", "calibrate --save", "lessons"])
-def test_any_name_that_the_system_takes_is_written(here, capsys, command, name):
+def test_any_name_that_the_system_takes_is_written(here, capsys, monkeypatch, command, name):
+    monkeypatch.setattr(tempfile, "tempdir", None)  # the path of this test's is too long for a socket
     words = command.split()
     assert cli.main([*words[:-1], f"{words[-1]}={name}"] if words[1:] else [*words, "--", name]) == 0
     assert name in capsys.readouterr().out and [each.name for each in here.iterdir() if each.name != "temp"] == [name]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a tensor goes another way")
+def test_a_machine_is_not_measured_where_no_tensor_can_come_from_a_worker(here, capsys, monkeypatch):
+    monkeypatch.setattr(calibration, "PATIENCE", 1)
+    deep = here / ("deep" * 30)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    monkeypatch.setattr(multiprocessing.util, "get_temp_dir", lambda: str(deep))
+    assert cli.main(["calibrate", "--save", "host.toml"]) == 1
+    assert "did not send a batch" in (err := capsys.readouterr().err) and "TMPDIR" in err and err.count("\n") == 1
+    assert not (here / "host.toml").exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,10 +32,12 @@ from loaderviz.analysis import validate
 from loaderviz.analysis.validate import Calibration
 from loaderviz.emulator.hardware import FULL, SECOND, Host
 from loaderviz.emulator.torch.dataloader import Meter
+from loaderviz.errors import NotSentError
 from loaderviz.machine import COARSE, cores, new_pages, thread_time_ns, tick, time_of
 
 LARGE, PICKLED, ROUNDS = 2**24, 2**19, 7  # bytes that are copied, and sent; times that something is measured
 MEASURED = "measured by loaderviz.calibrate()"
+PATIENCE, STARTED_ANEW = 10, 60  # s until a batch comes from a worker: forked, or started with an import of torch
 BATCHES, FIRST = 24, 4  # that a worker sends of each kind; those in which it warms up
 
 
@@ -48,7 +51,8 @@ def calibrate(trace: str | Path | None = None, on: str | None = None, host: str 
     The preset `host` gives what is not measured. A trace must come from torch.profiler with record_shapes=True. The
     preset `on` then gives what the trace does not show of the GPU (default: the card that it names, else "a100").
 
-    Raises `UnknownHardwareError` for a name that is no preset, `ValidationError` for a trace without kernels.
+    Raises `UnknownHardwareError` for a name that is no preset, `ValidationError` for a trace without kernels, and
+    `NotSentError` where this system has no way for a worker's batch.
     """
     if trace is not None:
         return validate.calibrate(trace, on, host)
@@ -136,11 +140,18 @@ def _as_it_is(batch: Any) -> Any:
 
 def _crossing(make: Callable[[], Any]) -> tuple[float, float]:
     """Return the ns of processor time that a worker takes to send a batch, and that this thread takes to receive it."""
-    loader = iter(DataLoader(Stamped(make), None, num_workers=1, collate_fn=_as_it_is))
+    patience = PATIENCE if multiprocessing.get_start_method() == "fork" else STARTED_ANEW
+    loader = iter(DataLoader(Stamped(make), None, num_workers=1, collate_fn=_as_it_is, timeout=patience))
     sent, received, before = [], [], 0
     for _ in range(BATCHES):
         start = thread_time_ns()
-        _, making, stamp = next(loader)
+        try:
+            _, making, stamp = next(loader)
+        except RuntimeError as error:  # of torch: it has waited for long enough
+            raise NotSentError(
+                f"a worker did not send a batch of a few bytes within {patience} s: /dev/shm is full, or the path of "
+                f"the temporary folder {tempfile.gettempdir()} is too long for a socket; name a shorter one in TMPDIR"
+            ) from error
         received.append(thread_time_ns() - start)
         sent.append(stamp - before - making)
         before = stamp

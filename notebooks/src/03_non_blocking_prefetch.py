@@ -215,7 +215,6 @@ lesson03.by_hand.check(to_gpu)
 loop.show_code(copy_ahead, claim)
 
 
-# %%
 def prefetch_loop(batches):
     """Copy ahead."""
     batches, (model, optimizer) = pinned(batches), new_model()

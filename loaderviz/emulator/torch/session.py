@@ -583,7 +583,8 @@ class Session(HostThread, TensorMemory):
         self.deferred.host_knows()
         self.batches.finish()
         runtime = self.runtime
-        host = f"{runtime.host.name} (other Python {'as measured on this machine' if self.measured else 'costs nothing'})"
+        python = "as measured on this machine" if self.measured else "costs nothing"
+        host = f"{runtime.host.name} (other Python {python})"
         unpriced, measured = self._not_priced(), ("waiting",) if self.measured and self._waits() else ()
         for kind in unpriced:
             self.note(UNPRICED[kind])
