@@ -47,7 +47,9 @@ dist: setup-dev
 	ls -l dist
 
 # Asserts are rewritten once and kept for all processes, also where the environment says that no bytecode is written.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+# Some tests wait for clocks and for other processes: one process more than there are processors, and 5 at most.
+JOBS_OF_TESTS := $(shell $(PYTHON) -c "import os; print(min(5, 1 + (len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else 4)))")
+PYTEST := PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest --numprocesses $(JOBS_OF_TESTS) --dist worksteal
 
 FAST := not fuzz and not slow
 
