@@ -575,7 +575,10 @@ WRONG = {
             MISTAKES["all copy time"],
             r"hidden part as well. The longest exposed stretch is from [\d,]+ µs to [\d,]+",
         ),
-        (MISTAKES["hidden"], r"You returned 0 ns; [\d,]+ ns are exposed. (Yours is the hidden part|The longest exposed)"),
+        (
+            MISTAKES["hidden"],
+            r"You returned 0 ns; [\d,]+ ns are exposed. (Yours is the hidden part|The longest exposed)",
+        ),
         (MISTAKES["each copy alone"], r"right for each copy alone, but where two copies run at once it counts twice"),
         (MISTAKES["each kernel alone"], r"right for each kernel alone, but where two kernels run at once"),
         (MISTAKES["only in order"], r"You returned [\d,]+ ns; [\d,]+ ns are exposed"),
