@@ -315,10 +315,14 @@ def spoiled(notebook: Any, answers: dict[str, str]) -> list[tuple[str, str]]:
     """Return what gives the answer of a prediction (by its name) away: text, code, or output before it."""
     found = []
     for name, answer in answers.items():
+        asked = (
+            re.search(r"^(\w+) = predict\(", cell.source, re.M) for cell in notebook.cells if answer in cell.source
+        )
+        alike = "|".join({name, *(each[1] for each in asked if each)})  # choices in any order are no answer
         for cell in notebook.cells:
             if f"{name}.reveal()" in cell.source:
                 break
-            if re.search(rf"^{name} = ", cell.source, re.M):  # its choices, in any order, are no answer
+            if re.search(rf"^({alike}) = |\b({alike})\.reveal\(\)", cell.source, re.M):
                 continue
             shown = [part for output in cell.get("outputs", []) for part in output.get("data", {}).values()]
             if any(len(answer.split()) > 2 and answer in str(text) for text in (cell.source, *shown, printed(cell))):
