@@ -76,7 +76,10 @@ def test_a_loop_over_slices_has_steps(on):
     summary = lv.summarize(timeline.from_batch(1), samples=3 * BATCH)
     kind = Kind.RANGE if on == "cpu" else Kind.COMPUTE  # from hand-out to hand-out, from first kernel to first kernel
     begins = [next(row.start for row in timeline.rows(kind) if row.batch == batch) for batch in (1, 3)]
-    assert (summary.batches, summary.step) == (3, (begins[1] - begins[0]) / 2)
+    step = (begins[1] - begins[0]) / 2
+    assert summary.batches == 3
+    # Of so few real steps one may take so long that it is a break, which is no part of a step.
+    assert 0 < summary.step <= step if on == "cpu" else summary.step == step
     assert summary.samples_per_second == pytest.approx(BATCH / summary.step * 1e9)
 
 
