@@ -156,8 +156,8 @@ class Context:
     `looks`: where the main thread was seen in a line of the program ("file:line") that is in no operator of torch.
     `messages`: what collectives were asked to move, of those that tell.
     `faults`: what was seen to be wrong while it was recorded, by the kind of its finding, with the line after a blank
-    where it is known; "float64" is for wide-dtype, too, "loader-in-thread"
-    says that another thread than the loop's takes batches.
+    where it is known; "float64" is for wide-dtype, too, "loader-in-thread" says that another thread than the loop's
+    takes batches.
     `sent` is the share (0..1) of what workers' fetches compute that it takes to send the batches to another process.
     `shared_memory` [bytes] is what that machine has for batches on their way from workers (None: not known).
     `usage`: what a batch took, on average, beside its fetch: "others", ns of the processor in other threads of its

@@ -742,7 +742,7 @@ def interpreter_lock(facts: Evidence) -> Finding | None:
 def unsharded_iterable(facts: Evidence) -> Finding | None:
     """Each worker of an IterableDataset gives all samples."""
     workers = len(facts.lanes_of("worker"))
-    if "unsharded-iterable" not in facts.timeline.context.faults:
+    if facts.fault("unsharded-iterable") is None:
         return None
     ns = round(facts.window * (1 - 1 / max(2, workers)))
     return Finding(

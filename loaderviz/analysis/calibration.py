@@ -147,7 +147,9 @@ def _crossing(make: Callable[[], Any]) -> tuple[float, float]:
         start = thread_time_ns()
         try:
             _, making, stamp = next(loader)
-        except RuntimeError as error:  # of torch: it has waited for long enough
+        except RuntimeError as error:
+            if "timed out" not in str(error):  # the worker has died, which torch says
+                raise
             raise NotSentError(
                 f"a worker did not send a batch of a few bytes within {patience} s: /dev/shm is full, or the path of "
                 f"the temporary folder {tempfile.gettempdir()} is too long for a socket; name a shorter one in TMPDIR"

@@ -88,16 +88,15 @@ class Comparison(View):
         known = {name: speed for name, speed in self.speedups.items() if speed is not None}
         if len(known) < 2:
             return " and ".join(summaries)
-        if told := spoken.fastest(known, summaries):
-            return told
         first, best = next(iter(summaries)), max(known, key=lambda name: known[name])
         if best == first:
             second = max((name for name in known if name != first), key=lambda name: known[name])
-            speed = words.times(known[first] / known[second])
-            return f"{first} is {'' if len(known) == 2 else 'the fastest, '}{speed} as fast as {second}"
+            times, most = known[first] / known[second], "" if len(known) == 2 else "the fastest, "
+            return spoken.fastest(first, second, times) or f"{first} is {most}{words.times(times)} as fast as {second}"
         after, before = (words.share(summaries[name].compute_share) for name in (best, first))
+        told = spoken.fastest(best, first, known[best], after=after, before=before)
         speed = words.times(known[best])
-        return f"{best} is {speed} as fast as {first}: the GPU computes {after} of the time instead of {before}"
+        return told or f"{best} is {speed} as fast as {first}: the GPU computes {after} of the time instead of {before}"
 
     @cached_property
     def subtitle(self) -> str:

@@ -7,7 +7,6 @@ numbers of their own: each function returns None where a language has none, and 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,14 +67,10 @@ def _numbers(summary: metrics.Summary) -> str | None:
     return None if None in parts else between.join(str(part) for part in parts if part)
 
 
-def fastest(known: Mapping[str, float], summaries: Mapping[str, metrics.Summary]) -> str | None:
-    """Return which of some timelines is the fastest, by how many times as fast as the first each is."""
-    first, best = next(iter(summaries)), max(known, key=lambda name: known[name])
-    if best == first:
-        second = max((name for name in known if name != first), key=lambda name: known[name])
-        return _say("headline", "first-fastest", best=first, other=second, times=f"{known[first] / known[second]:.2f}")
-    shares = {name: words.share(summaries[at].compute_share) for name, at in (("after", best), ("before", first))}
-    return _say("headline", "fastest", best=best, other=first, times=f"{known[best]:.2f}", **shares)
+def fastest(best: str, other: str, speed: float, **shares: str) -> str | None:
+    """Return how many times as fast as another timeline the fastest is; `shares` are those in which GPUs compute."""
+    key = "fastest" if shares else "first-fastest"
+    return _say("headline", key, best=best, other=other, times=f"{speed:.2f}", **shares)
 
 
 def finding(found: Finding, spans: int) -> dict[str, str]:

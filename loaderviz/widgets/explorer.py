@@ -15,7 +15,6 @@ here. A kernel hears of the settings and has their timeline.
 from __future__ import annotations
 
 import linecache
-import os
 import tomllib
 import zlib
 from collections.abc import Sequence
@@ -410,8 +409,7 @@ class Explorer(Interactive):
 
     def _given(self) -> dict[str, Any]:
         """Return what the page begins with, in the reader's language."""
-        language = os.environ.get("LOADERVIZ_LANGUAGE", "en")
-        return {"tables": tables(self.settings.gpu, language=language), "settings": asdict(self.settings)}
+        return {"tables": tables(self.settings.gpu, language=words.language()), "settings": asdict(self.settings)}
 
     def _cell(self, picture: str) -> str:
         return self._element(picture) + loader(*EXPLORER)

@@ -35,7 +35,7 @@ from loaderviz import words
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Timeline
 from loaderviz.widgets.cells import live_here, show
-from loaderviz.words import in_language as in_language
+from loaderviz.words import in_language
 
 if TYPE_CHECKING:
     from loaderviz.view import View

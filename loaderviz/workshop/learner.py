@@ -21,7 +21,6 @@ from loaderviz.workshop.exercises import (
     ExerciseError,
     Note,
     Prediction,
-    in_language,
     say,
     tell,
 )
@@ -68,7 +67,7 @@ class Progress:
 
     def _said(self) -> list[str]:
         following = [number for number in NUMBERS if number not in self.passed][:1]
-        titles = [f"{number} {in_language(ASKED[number])['title']}" for number in following]
+        titles = [f"{number} {words.in_language(ASKED[number])['title']}" for number in following]
         done = say("progress-said", passed=len(self.passed), all=len(NUMBERS))
         return [done, *(say("progress-next", title=title) for title in titles), *self.notes]
 
@@ -86,7 +85,7 @@ class Progress:
 
     def _cell(self, number: str) -> str:
         outcome = self.outcomes.get(number, "")
-        title = f"{number} {in_language(ASKED[number])['title']}: {say(outcome) if outcome else say('no-try')}"
+        title = f"{number} {words.in_language(ASKED[number])['title']}: {say(outcome) if outcome else say('no-try')}"
         looks = f"{CELL};background-color:{LOOKS[outcome]}"
         return f'<span title="{words.html(title)}" style="{looks}">{self._sign(number)}</span>'
 
@@ -111,7 +110,7 @@ class Recalled(Prediction):
 
     def __init__(self, key: str, lesson: int, chance: random.Random) -> None:
         asked = QUESTIONS[key]
-        texts = in_language(asked)
+        texts = words.in_language(asked)
         right, choices = texts["choices"][asked["answer"] - 1], chance.sample(texts["choices"], len(texts["choices"]))
         rule = f" ({asked['rule']})" if "rule" in asked else ""
         super().__init__(texts["question"], choices, right, texts["why"] + rule)

@@ -17,7 +17,7 @@ from typing import Any
 from loaderviz import notebooks, words
 from loaderviz.emulator.replay import PRESETS
 from loaderviz.widgets.explorer import Settings, simulate
-from loaderviz.workshop.exercises import ASKED, ExerciseError, in_language, say
+from loaderviz.workshop.exercises import ASKED, ExerciseError, say
 
 LEFT_OUT = {"exercise", "starter", "gpu"}  # tags of cells that no slide has: answers, and what needs a GPU
 RULES = "## The rules named here"  # from here on a notebook has sources
@@ -82,8 +82,8 @@ def handout() -> str:
     picture = base64.b64encode(run.view(title=say("handout-picture"), verdict=False).svg().encode()).decode()
     table = (notebooks.folder() / "terms.md").read_text(encoding="utf-8")
     terms = [row.strip("| ").split(" | ") for row in table.splitlines() if row.startswith("| ")]
-    rows = [in_language({"en": row[:2], "zh": [f"{row[2]} ({row[0]})", row[3]]}) for row in terms[1:]]
-    titles = [f"{number} {in_language(asked)['title']}" for number, asked in ASKED.items() if number[0].isdigit()]
+    rows = [words.in_language({"en": row[:2], "zh": [f"{row[2]} ({row[0]})", row[3]]}) for row in terms[1:]]
+    titles = [f"{number} {words.in_language(asked)['title']}" for number, asked in ASKED.items() if number[0].isdigit()]
     return _page(
         "handout.html",
         picture=picture,
@@ -103,5 +103,5 @@ def _list(keys: tuple[str, ...]) -> str:
 def _page(name: str, **values: str) -> str:
     """Return a page of this package with its `{{places}}` filled in."""
     text = files("loaderviz.workshop").joinpath(name).read_text(encoding="utf-8")
-    language = "zh" if in_language({"en": "", "zh": "zh"}) else "en"
+    language = "zh" if words.in_language({"en": "", "zh": "zh"}) else "en"
     return re.sub(r"\{\{(\w+)\}\}", lambda found: {**values, "language": language}[found[1]], text)

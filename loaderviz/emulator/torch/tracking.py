@@ -58,11 +58,8 @@ class AccessTracking:
     ) -> None:
         """`command` was launched; `tags` of its `tensors`, ids of the `changed`, `places`: the tags of `outputs`."""
         command.operator = operator.name
-        stream, memory, new = (
-            self.races.source_of(command),
-            self.races.memory,
-            tuple.__new__,
-        )  # quicker than by its name
+        stream = self.races.source_of(command)
+        memory, new = self.races.memory, tuple.__new__  # quicker than by its name
         for tensor, tag in zip(tensors, tags, strict=True) if operator.reads else ():
             if type(tag) is not DeviceTag:
                 continue

@@ -36,7 +36,6 @@ from loaderviz.workshop.exercises import (
     boxed,
     check_of,
     counted,
-    in_language,
     learners_code,
     say,
 )
@@ -64,7 +63,7 @@ class Claim:
 
     def said(self, part: str) -> str:
         """Return `text`, `shows`, `decides` or `when` in the learner's language; the book's are in English only."""
-        return str((in_language(vars(self)) or vars(self))[part])
+        return str((words.in_language(vars(self)) or vars(self))[part])
 
 
 _TABLES = tomllib.loads((Path(__file__).parents[1] / "claims.toml").read_text(encoding="utf-8"))
