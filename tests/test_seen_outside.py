@@ -353,7 +353,7 @@ def test_no_thread_and_nothing_of_the_program_is_kept(on):
 
 
 def ends_with(child):
-    until = os.times().elapsed + 20  # of real time: the clocks in `time` are those of the recording
+    until = os.times().elapsed + 20  # s of real time: the clocks in `time` are those of the recording
     while os.times().elapsed < until:
         gone, status = os.waitpid(child, os.WNOHANG)
         if gone:
@@ -367,11 +367,16 @@ def ends_with(child):
 @forks
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("threaded", [False, True])
-def test_forks_do_not_hang(on, threaded):
-    ended = []
+@pytest.mark.parametrize("others", [0, 300])
+def test_forks_do_not_hang(on, threaded, others):
+    """In the child Python takes a lock for each thread there was: for so long that others would get their turn."""
+    ended, over = [], threading.Event()
+    for _ in range(others):
+        threading.Thread(target=over.wait).start()
 
     def fork():
         for _ in range(5):
+            burn(20_000)
             child = os.fork()
             if not child:
                 burn(20_000)
@@ -389,6 +394,7 @@ def test_forks_do_not_hang(on, threaded):
         else:
             fork()
             list(DataLoader(Numbered(), 8))
+    over.set()
     assert ended == [7] * 5
     lv.advise(run.timeline)
 
