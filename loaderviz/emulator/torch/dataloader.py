@@ -53,6 +53,7 @@ from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import AT_REST, HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import reraise
 from loaderviz.imports import answering, held, starting
+from loaderviz.kept import kept_workers
 from loaderviz.machine import Carried, thread_time_ns, tick
 from loaderviz.stations import Place, Sampler, place_of, stack_of, timed, timing
 from loaderviz.timeline import Cause, Kind
@@ -149,7 +150,6 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     for guard in _get_current_function_mode_stack():
         if isinstance(guard, Guard):
             guard.touches = functools.partial(meter.touches, asks=guard.touches)
-    time.sleep = functools.partial(meter.count_sleep, time.sleep)
     create: Any = torch_dataloader._DatasetKind.create_fetcher
     before = others_time()
 
@@ -174,10 +174,13 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
         fetcher.fetch = counting
         return fetcher
 
-    torch_dataloader._DatasetKind.create_fetcher = staticmethod(create_counting)  # type: ignore[method-assign]
     loop = importlib.import_module(module)._worker_loop
     answering(inspect.signature(loop).bind(*args).arguments["data_queue"])
-    loop(*args)
+    with (  # the process may be another worker after this one
+        held(time, "sleep", functools.partial(meter.count_sleep, time.sleep)),
+        held(torch_dataloader._DatasetKind, "create_fetcher", staticmethod(create_counting)),
+    ):
+        loop(*args)
 
 
 def others_time() -> int:
@@ -365,7 +368,7 @@ class Iterators:
             runtime.host_work(runtime.host.worker_start * workers, f"start {workers} workers", Kind.OPERATOR)
         else:
             session.note(ELSEWHERE)
-        with starting(loader.num_workers):
+        with starting(loader.num_workers, __name__), kept_workers():
             self.run(original, iterator, loader, *args, **kwargs)
 
     def run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
