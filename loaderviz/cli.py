@@ -685,11 +685,12 @@ def record_program(
             _print_error(error)
             return status or FAILED
 
+    lost = partial(_say, "a thread of the program has called os._exit, so nothing that was recorded is kept")
     process = os.getpid()
     recording = record(on, host=host, **kept)
     recording.warn = False  # the races are printed
     try:
-        with contextlib.ExitStack() as end, recording, cured_imports(), before_exit(leave):
+        with contextlib.ExitStack() as end, recording, cured_imports(), before_exit(leave, lost):
             status = program.run(stopping)
             if os.getpid() != process:  # a child of the program's own os.fork() has come here; the parent shows it all
                 os._exit(status)

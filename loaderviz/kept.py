@@ -122,7 +122,8 @@ def _start(usual: Callable[[Any], Any], process: Any) -> Any:
     """Return what multiprocessing holds of a process that starts, or of one that was kept."""
     while True:
         kept = _idle.pop() if _idle else None
-        order, handed = io.BytesIO(), _Handed(kept and kept[0])
+        order = io.BytesIO()
+        handed: Any = _Handed(kept and kept[0])
         context.set_spawning_popen(handed)
         try:
             with held(reduction, "ForkingPickler", _Own):

@@ -124,19 +124,21 @@ class Stopping:
 
 
 @contextlib.contextmanager
-def before_exit(leave: Callable[[int], int]) -> Iterator[None]:
-    """Let `os._exit` of this process's main thread call `leave` first, with its status; that returns the one to take.
+def before_exit(leave: Callable[[int], int], lost: Callable[[], None]) -> Iterator[None]:
+    """Let `os._exit` call `leave` first, with its status; that returns the one to take.
 
-    Nothing of the program runs on, such as its `finally`. A child, and another thread, end as ever.
+    Nothing of the program runs on, such as its `finally`. A child ends as ever; so does a thread, which calls `lost`.
     """
     process, plain = os.getpid(), os._exit
 
     def stand_in(status: int) -> NoReturn:
-        main = threading.current_thread() is threading.main_thread()
-        if os.getpid() == process and main and isinstance(status, int) and os._exit is stand_in:
+        if os.getpid() == process and os._exit is stand_in and isinstance(status, int):
             os._exit = plain
             try:
-                status = leave(status)
+                if threading.current_thread() is threading.main_thread():
+                    status = leave(status)
+                else:
+                    lost()
             finally:
                 plain(status)
         plain(status)
