@@ -163,3 +163,31 @@ def lives(number):
         return "\nState:\tZ" not in Path(f"/proc/{number}/status").read_text()
     except OSError:
         return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is imported before a fork")
+def test_a_fork_server_has_ready_what_workers_import_and_knows_no_cuda(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+        import multiprocessing, sys
+        def child():
+            print("loaderviz.emulator.torch.dataloader" in sys.modules, "torch._dynamo" in sys.modules, flush=True)
+            torch.ones(1).cuda()
+        if __name__ == "__main__":
+            import loaderviz
+            from torch.utils.data import DataLoader, TensorDataset
+        import torch
+        if __name__ == "__main__":
+            with loaderviz.record(on="a100", host="laptop"):
+                options = {"num_workers": 1, "multiprocessing_context": "forkserver"}
+                print(sum(each.sum().item() for each, in DataLoader(TensorDataset(torch.ones(8)), 2, **options)))
+                process = multiprocessing.get_context("forkserver").Process(target=child)
+                process.start()
+                process.join()
+        """)
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == ["8.0", "True", "False"]
+    assert "CUDA in a spawned process: the emulated GPU is in the process that is recorded" in done.stderr
