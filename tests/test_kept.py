@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, Subset, TensorDataset
 
 import loaderviz as lv
-from loaderviz import kept
+from loaderviz.emulator import kept
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="counts processes as POSIX starts them")]
 ROOT = Path(__file__).parents[1]
@@ -138,7 +138,7 @@ def test_no_process_outlives_the_program(tmp_path, ending):
     program.write_text(
         textwrap.dedent(f"""
         import os, signal, torch, loaderviz
-        from loaderviz import kept
+        from loaderviz.emulator import kept
         from torch.utils.data import DataLoader, TensorDataset
         if __name__ == "__main__":
             with loaderviz.record(on="a100", host="laptop"):

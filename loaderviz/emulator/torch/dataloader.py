@@ -46,6 +46,7 @@ from loaderviz.batches import NOT_HANDED_OUT, given_twice, nbytes, sample_count,
 from loaderviz.emulator import host as declarations
 from loaderviz.emulator.hardware import DATA, FULL, Host, Parcel
 from loaderviz.emulator.host import LoaderSchedule, Reads, Waited, processor_time, waiting_time
+from loaderviz.emulator.kept import kept_workers
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
@@ -53,7 +54,6 @@ from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import AT_REST, HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import reraise
 from loaderviz.imports import answering, held, starting
-from loaderviz.kept import kept_workers
 from loaderviz.machine import Carried, thread_time_ns, tick
 from loaderviz.stations import Place, Sampler, place_of, stack_of, timed, timing
 from loaderviz.timeline import Cause, Kind
