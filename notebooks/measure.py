@@ -55,7 +55,7 @@ class Watcher(threading.Thread):
         """Look once; a process that has just ended has no memory."""
         try:
             children = self._process.children(recursive=True)
-            times = self._process.cpu_times()
+            times = [self._process.cpu_times()]
         except psutil.Error:
             return
         own, others = memory_of(self._process), [memory_of(child) for child in children]
