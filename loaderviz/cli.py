@@ -29,7 +29,7 @@ from loaderviz.errors import LoadervizError, NotModelledError, clean, require
 from loaderviz.files import writable
 from loaderviz.imports import cured_imports
 from loaderviz.progress import Progress, lasting
-from loaderviz.stopping import INTERRUPTED, Stopping
+from loaderviz.stopping import INTERRUPTED, Stopping, before_exit
 from loaderviz.version import __version__
 
 if TYPE_CHECKING:
@@ -459,7 +459,6 @@ def run(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace, stopping: Stopping) -> int:
     """Return the status of the program, or of what is written of it."""
     from loaderviz.analysis import report
-    from loaderviz.timeline import DEVICE_KINDS
 
     for each in (*options.fail_under, *options.fail_over):  # before the program starts
         report.limit(each)
@@ -467,7 +466,15 @@ def _run(options: argparse.Namespace, stopping: Stopping) -> int:
         writable(file)
     program = Program(options.program, options.arguments, is_module=options.module)
     kept = {name: getattr(options, name) for name in ("wait", "steps", "limit", "threads")}
-    recording, status = record_program(program, options.on, options.host, kept, stopping)
+    tell = partial(_tell, options, program, stopping)
+    recording, status = record_program(program, options.on, options.host, kept, stopping, tell)
+    return tell(recording, status)
+
+
+def _tell(options: argparse.Namespace, program: Program, stopping: Stopping, recording: Recording, status: int) -> int:
+    """Show and write what was recorded of a program that ended with a status; return the one to end with."""
+    from loaderviz.timeline import DEVICE_KINDS
+
     timeline, stopped = recording.timeline, bool(stopping.number) or status == INTERRUPTED
     failed = status != 0 and not stopped
     if not failed and options.on != "cpu" and not timeline.where(*DEVICE_KINDS).any():
@@ -651,9 +658,16 @@ class Program:
 
 
 def record_program(
-    program: Program, on: str, host: str, kept: dict[str, Any], stopping: Stopping
+    program: Program,
+    on: str,
+    host: str,
+    kept: dict[str, Any],
+    stopping: Stopping,
+    tell: Callable[[Recording, int], int],
 ) -> tuple[Recording, int]:
     """Run a program in a recording; return the recording, which is over, and the program's exit status.
+
+    Where it ends by `os._exit`, this never returns: the same two go to `tell`, which returns the status to end with.
 
     The options are those of `loaderviz.record`, `kept` has `wait`, `steps`, `limit` and `threads`; `host` has no
     meaning in a real run. Raises what `record` raises for an option that means nothing, and `ProgramError` without such
@@ -661,11 +675,22 @@ def record_program(
     """
     from loaderviz.recording import record
 
+    def leave(status: int) -> int:
+        stopping.end()
+        try:
+            with lasting("making the timeline"):
+                recording.__exit__(None, None, None)
+            return stopping.status(tell(recording, status))
+        except BaseException as error:
+            _print_error(error)
+            return status or FAILED
+
+    lost = partial(_say, "a thread of the program has called os._exit, so nothing that was recorded is kept")
     process = os.getpid()
     recording = record(on, host=host, **kept)
     recording.warn = False  # the races are printed
     try:
-        with contextlib.ExitStack() as end, recording, cured_imports():
+        with contextlib.ExitStack() as end, recording, cured_imports(), before_exit(leave, lost):
             status = program.run(stopping)
             if os.getpid() != process:  # a child of the program's own os.fork() has come here; the parent shows it all
                 os._exit(status)

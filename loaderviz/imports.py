@@ -187,6 +187,8 @@ REFUSING = f"from {__name__} import refuse_cuda; refuse_cuda()"
 
 def refuse_cuda() -> None:
     """Let CUDA of this process, where torch has none, be refused by an error that says why."""
+    if cuda := sys.modules.get("torch.cuda"):  # of a fork server
+        _execute_refusing(lambda _: None, cuda)
     sys.meta_path.insert(0, Finder("torch.cuda", _execute_refusing))
 
 
@@ -246,15 +248,27 @@ def _imports_main() -> bool:
     return bool({"init_main_from_name", "init_main_from_path"} & told.keys())
 
 
+def _preload(module: str) -> None:
+    """Let a fork server import once what each worker does, torch above all, if it was told nothing else."""
+    if sys.platform == "linux":
+        from multiprocessing.forkserver import _forkserver
+
+        if _forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
+            multiprocessing.set_forkserver_preload(["__main__", module])
+
+
 @contextlib.contextmanager
-def starting(workers: int) -> Iterator[None]:
-    """Raise `WorkersError` where the system refuses what a DataLoader's workers need: processes, threads, semaphores.
+def starting(workers: int, module: str) -> Iterator[None]:
+    """Let a DataLoader's workers start, which all import a module of ours.
+
+    Raise `WorkersError` where the system refuses what a DataLoader's workers need: processes, threads, semaphores.
 
     So it is where they are spawned, or come from a fork server, and would need what a notebook's cell defines. An error
     of the program's own, such as in its sampler or in what it has pickled, passes. Torch leaves alone the
     workers that had started by then. They are ended here: each holds what it inherited open, such as pipes.
     """
     before, pickler = set(multiprocessing.active_children()), reduction.ForkingPickler
+    _preload(module)
     if not _imports_main():
         reduction.ForkingPickler = _ToWorker  # type: ignore[misc]
     try:

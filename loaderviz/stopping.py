@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from signal import getsignal
 from signal import signal as set_handler
 from types import FrameType
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2", "SIGBREAK")  # batch systems send some of them
 SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
@@ -121,6 +121,33 @@ class Stopping:
         elif os.getpid() == self._process:
             self._last = -math.inf
             send_again(self.number, 0.02)
+
+
+@contextlib.contextmanager
+def before_exit(leave: Callable[[int], int], lost: Callable[[], None]) -> Iterator[None]:
+    """Let `os._exit` call `leave` first, with its status; that returns the one to take.
+
+    Nothing of the program runs on, such as its `finally`. A child ends as ever; so does a thread, which calls `lost`.
+    """
+    process, plain = os.getpid(), os._exit
+
+    def stand_in(status: int) -> NoReturn:
+        if os.getpid() == process and os._exit is stand_in and isinstance(status, int):
+            os._exit = plain
+            try:
+                if threading.current_thread() is threading.main_thread():
+                    status = leave(status)
+                else:
+                    lost()
+            finally:
+                plain(status)
+        plain(status)
+
+    os._exit = stand_in
+    try:
+        yield
+    finally:
+        os._exit = plain
 
 
 def send_again(number: int, after: float, sleep: Callable[[float], None] = time.sleep) -> None:

@@ -13,6 +13,7 @@ it on a machine that does nothing else; the time depends on that, the memory doe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import socket
@@ -54,15 +55,18 @@ class Watcher(threading.Thread):
         """Look once; a process that has just ended has no memory."""
         try:
             children = self._process.children(recursive=True)
-            times = self._process.cpu_times()
+            times = [self._process.cpu_times()]
         except psutil.Error:
             return
         own, others = memory_of(self._process), [memory_of(child) for child in children]
         self.alone = max(self.alone, own)
         self.together = max(self.together, own + sum(others))
         self.processes = max(self.processes, 1 + len(others))
-        ended = getattr(times, "children_user", 0) + getattr(times, "children_system", 0)
-        self.cpu = max(self.cpu, times.user + times.system + ended)
+        for child in children:  # workers that are kept have not ended, so their parent has not been charged for them
+            with contextlib.suppress(psutil.Error):
+                times.append(child.cpu_times())
+        fields = "user", "system", "children_user", "children_system"
+        self.cpu = max(self.cpu, sum(getattr(each, field, 0) for each in times for field in fields))
 
     def stop(self) -> None:
         """Look a last time."""

@@ -157,6 +157,114 @@ def test_a_program_that_deals_with_ctrl_c_has_its_own_status(here, ending, name,
     assert Path("timeline.html").exists()
 
 
+LEAVES = """
+import os, shutil, signal, sys, threading, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+x = torch.ones(1000, requires_grad=True, device="cuda" if torch.cuda.is_available() else "cpu")
+(x * 2).sum().backward()
+
+
+def on_signal():
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    os.kill(os.getpid(), signal.SIGTERM)
+    while True:
+        x.sum().item()
+
+
+def unheard():
+    try:
+        os._exit(0)
+    finally:
+        print("never")
+
+
+def wrong():
+    try:
+        os._exit("3")
+    except TypeError as error:
+        print(error)
+    os._exit(status=11)
+
+
+def in_backward():
+    x.register_hook(lambda _: os._exit(6))
+    (x * 2).sum().backward()
+
+
+def between_batches():
+    for batch in DataLoader(TensorDataset(torch.ones(8)), 2, num_workers=1):
+        with torch.no_grad(), torch.autocast("cpu"):
+            os._exit(300)
+
+
+def child():
+    if not (other := os.fork()):
+        os._exit(9)
+    print(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
+    os._exit(8)
+
+
+def thread():
+    threading.Thread(target=os._exit, args=(4,)).start()
+    time.sleep(60)
+
+
+def without_a_place():
+    shutil.rmtree("pages")
+    os._exit(0)
+
+
+globals()[sys.argv[1]]()
+"""
+
+
+@POSIX
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["t4", "cpu"])
+@pytest.mark.parametrize(
+    ("how", "status", "printed"),
+    [
+        ("on_signal", 7, ""),
+        ("unheard", 0, ""),
+        ("wrong", 11, "'str' object cannot be interpreted as an integer"),
+        ("in_backward", 6, ""),
+        ("between_batches", 300 % 256, ""),
+        ("child", 8, "9"),
+    ],
+)
+def test_a_program_that_leaves_at_once_has_its_page(here, how, status, printed, on):
+    """In a Python of its own: one that was forked is a child itself."""
+    done = leave(here, how, on)
+    assert (done.returncode, done.stdout.strip()) == (status, printed)
+    assert len(Timeline.load(here / "t.json.gz")) > 5
+    assert "program.py" in (here / "pages/page.html").read_text("utf-8")
+    assert not any((here / "temp").glob("loaderviz*"))
+
+
+@pytest.mark.slow
+def test_a_program_that_leaves_at_once_is_told_what_is_lost(here):
+    done = leave(here, "thread", "t4")
+    assert done.returncode == 4 and not (here / "t.json.gz").exists()
+    assert "a thread of the program has called os._exit, so nothing that was recorded is kept" in done.stderr
+    done = leave(here, "without_a_place", "t4")
+    assert done.returncode == 1 and "pages" in done.stderr and (here / "t.json.gz").exists()
+    assert [path.suffix for path in (here / "temp").rglob("*.gz")] == [".gz"]
+
+
+def leave(here, how, on):
+    """Record a program that ends by os._exit; return what became of it."""
+    (here / "pages").mkdir(exist_ok=True)
+    (here / "program.py").write_text(LEAVES)
+    outputs = "--out", "pages/page.html", "--save", "t.json.gz"
+    command = [sys.executable, "-m", "loaderviz", "run", "--on", on, *outputs, "program.py", how]
+    return subprocess.run(
+        command, text=True, capture_output=True, cwd=here,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(here / "temp")},
+    )  # fmt: skip
+
+
 @POSIX
 def test_what_is_written_is_finished_and_the_handlers_are_put_back(here, monkeypatch):
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]

@@ -4,7 +4,7 @@ hardware.py  presets, what copies and host work cost   kernels.py what an operat
 device.py    streams and engines                       host.py    cores, disk, costs; its DataLoader
 runtime.py   CUDA's calls                              replay.py  a training loop without data
 memory.py    the caching allocators                    hazards/   races and lints
-                                                       torch/     puts PyTorch on it
+kept.py      spawned workers that go on to other work  torch/     puts PyTorch on it
 """
 
 from loaderviz.emulator.hardware import Gpu, Host

@@ -514,7 +514,7 @@ class LoaderRanges:
             with (
                 held(_utils.worker, "_worker_loop", work),
                 held(_utils.pin_memory, "_pin_memory_loop", pin),
-                starting(loader.num_workers),
+                starting(loader.num_workers, workers.__name__),
                 ExitStack() as self._started,
             ):
                 self._started.enter_context(self.say(f"start {loader.num_workers} workers"))

@@ -7,6 +7,7 @@ machine; after it everything is as it was, also after an exception. Here modes a
 from __future__ import annotations
 
 import functools
+import importlib
 import multiprocessing.spawn
 import os
 import sys
@@ -15,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._dynamo  # optimizers import it at their first step; it must not meet our names when it does
 from torch.utils import _python_dispatch
 from torch.utils._device import DeviceContext
 
@@ -91,6 +91,7 @@ class EmulatedCuda:
         self.checker: Checker | None = None
 
     def __enter__(self) -> EmulatedCuda:
+        importlib.import_module("torch._dynamo")  # at an optimizer's first step it would meet our names
         self.refuse_nesting()
         if self.timeline is not None:
             raise NestedRecordingError("this recording was used already; call record() anew for another one")

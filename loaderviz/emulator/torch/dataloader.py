@@ -46,6 +46,7 @@ from loaderviz.batches import NOT_HANDED_OUT, given_twice, nbytes, sample_count,
 from loaderviz.emulator import host as declarations
 from loaderviz.emulator.hardware import DATA, FULL, Host, Parcel
 from loaderviz.emulator.host import LoaderSchedule, Reads, Waited, processor_time, waiting_time
+from loaderviz.emulator.kept import kept_workers
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
@@ -149,7 +150,6 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     for guard in _get_current_function_mode_stack():
         if isinstance(guard, Guard):
             guard.touches = functools.partial(meter.touches, asks=guard.touches)
-    time.sleep = functools.partial(meter.count_sleep, time.sleep)
     create: Any = torch_dataloader._DatasetKind.create_fetcher
     before = others_time()
 
@@ -174,10 +174,13 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
         fetcher.fetch = counting
         return fetcher
 
-    torch_dataloader._DatasetKind.create_fetcher = staticmethod(create_counting)  # type: ignore[method-assign]
     loop = importlib.import_module(module)._worker_loop
     answering(inspect.signature(loop).bind(*args).arguments["data_queue"])
-    loop(*args)
+    with (  # the process may be another worker after this one
+        held(time, "sleep", functools.partial(meter.count_sleep, time.sleep)),
+        held(torch_dataloader._DatasetKind, "create_fetcher", staticmethod(create_counting)),
+    ):
+        loop(*args)
 
 
 def others_time() -> int:
@@ -365,7 +368,7 @@ class Iterators:
             runtime.host_work(runtime.host.worker_start * workers, f"start {workers} workers", Kind.OPERATOR)
         else:
             session.note(ELSEWHERE)
-        with starting(loader.num_workers):
+        with starting(loader.num_workers, __name__), kept_workers():
             self.run(original, iterator, loader, *args, **kwargs)
 
     def run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo import eval_frame
 from torch._subclasses import fake_tensor, meta_utils
 from torch.library import Library
 
@@ -55,6 +54,8 @@ def install(session: Session, patches: Patches) -> None:
 
 def _install_compile(session: Session, patches: Patches) -> None:
     """Compiled code runs as its eager operators, also what was compiled before, and the timeline says so."""
+    from torch._dynamo import eval_frame  # takes 2 s, which a worker has no use for
+
     note = "torch.compile: compiled code is emulated as its eager operators, so nothing is fused"
 
     @patches.around(torch, "compile")
