@@ -10,15 +10,21 @@ if TYPE_CHECKING:
     from loaderviz.emulator.threads import Scheduler, Turn
 
 CALL = "interpreter lock"
+SPREAD, STEP = 1000, 618  # thousandths of a wake-up, half of them to each side; from one to the next (the golden ratio)
 
 
 class Gil:
-    """Who has the lock of an interpreter, and who stands in line for it. Without a switch interval there is none."""
+    """Who has the lock of an interpreter, and who stands in line for it. Without a switch interval there is none.
+
+    No two wake-ups take equally long here, as on any machine: else who wakes would find the lock taken for ever, where
+    others take it just as often as it wakes.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self._interval = scheduler, scheduler.runtime.host.switch_interval
         self._holder: Turn | None = None
         self._line: list[Turn] = []
+        self._wakes = 0
         self._since = 0  # when the one that has it got it, or the first in line began to wait, whichever is later
 
     def take(self) -> None:
@@ -55,4 +61,7 @@ class Gil:
 
     def _wake(self) -> Turn | None:
         self._since = self._scheduler.runtime.now
-        return self._scheduler.wake(self._line) if self._line else None
+        if not self._line:
+            return None
+        self._wakes += 1
+        return self._scheduler.wake(self._line, spread=self._wakes * STEP % SPREAD - SPREAD // 2)
