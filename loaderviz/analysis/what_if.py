@@ -841,8 +841,8 @@ def _context(loop: LoopModel, made: Timeline, config: LoaderConfig, gpu: Gpu, wo
         ),
         (
             config.threads,
-            f"workers are threads of the loop's process: {config.python / 1000:.0%} of a fetch is taken to hold Python's "
-            "lock, and the loop's own thread to wait meanwhile (R53)",
+            f"workers are threads of the loop's process: {config.python / 1000:.0%} of a fetch is taken to hold "
+            "Python's lock, and the loop's own thread to wait meanwhile (R53)",
         ),
         (
             loop.facts.mask(Kind.COMMUNICATION).any(),

@@ -362,7 +362,7 @@ class LoaderSchedule:
         It takes a core for `took` ns, and none for `slept` ns and while it reads `files` or `waited`, as was measured:
         for the disk, too, so the longer of both counts. The span begins with that, not with the wait for a core.
         `order` is the number of the order for it, if they come back in another one. `does` is a `Cause`: what it does
-        for the longest, at the line `source`. Of a thread `python` ns of it need the interpreter's lock, and come first.
+        for the longest, at the line `source`. Of a thread `python` ns need the interpreter's lock, and come first.
         """
         ordered = self.ordered[batch - self.first if order is None else order]
         start, shared = max(ordered, self._free[worker]), self.runtime.shared

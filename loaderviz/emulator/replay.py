@@ -173,7 +173,7 @@ class DataLoader:
         return prepared
 
     def _prepare_all(self) -> None:
-        """Threads hold the interpreter's lock from when they have an order, and not when the loop asks for the batch."""
+        """Threads hold the interpreter's lock from when they have an order, not when the loop asks for the batch."""
         for number in range(self.number - 1 + len(self.prepared), len(self.schedule.ordered)):
             self.prepared.append(self._prepare(number))
 

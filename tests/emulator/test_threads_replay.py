@@ -1,4 +1,4 @@
-"""Threads for workers in a replayed loop: nothing is sent, and one thread at a time has Python's lock (closed forms)."""
+"""Threads for workers in a replayed loop: nothing is sent, and one at a time has Python's lock (closed forms)."""
 
 from dataclasses import replace
 
