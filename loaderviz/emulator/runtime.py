@@ -464,7 +464,7 @@ class Runtime:
         self.note(start, name, kind)
 
     def host_needs(self, duration: int) -> None:
-        """Let the host do `duration` ns of Python and operators, after threads that hold the interpreter's lock (R53)."""
+        """Let the host do `duration` ns of Python and operators, after threads that hold Python's lock (R53)."""
         self.now = self.shared.python(self.now, duration)
 
     def wait_for_data(self, until: int) -> None:

@@ -230,7 +230,7 @@ class Scheduler:
         """The thread that runs has so many ns to do: Python, which needs the interpreter's lock, or C without it."""
         if self.here() is None:
             self.runtime.now += duration
-        elif gil:
+        elif gil and self.gil.exists:
             while duration > 0:
                 piece = self.gil.piece(duration)
                 self.runtime.now += piece

@@ -27,6 +27,11 @@ class Gil:
         self._wakes = 0
         self._since = 0  # when the one that has it got it, or the first in line began to wait, whichever is later
 
+    @property
+    def exists(self) -> bool:
+        """Whether this is a Python with one."""
+        return self._interval > 0
+
     def take(self) -> None:
         """The thread that runs goes on with Python: it waits until it has the lock."""
         scheduler, again = self._scheduler, False
@@ -54,8 +59,6 @@ class Gil:
 
     def piece(self, left: int) -> int:
         """Return how much of so many ns of Python passes before it may have to be handed over."""
-        if not self._interval:
-            return left
         due = self._since + self._interval - self._scheduler.runtime.now if self._line else self._interval
         return min(left, max(1, due))
 
