@@ -85,8 +85,8 @@ def table() -> Iterator[str]:
         ratio = rate(disk, HOST, threads=True, python=share) / alone
         yield f"| {share / 1000:.0%} | {threads:.2f} | {ratio - 1:+.0%} |"
     yield f"| published | {THREADS} | about -30% |"
-    yield (f"\nSPDL: processes {processes:.2f} ({PROCESSES}, given), headroom {headroom:.2f} ({HEADROOM}, given). "
-           f"Thread workers in a free-threaded Python over processes: {without / alone - 1:+.0%} (published: equal).\n")  # fmt: skip
+    yield f"\nSPDL: processes {processes:.2f} ({PROCESSES}, given), headroom {headroom:.2f} ({HEADROOM}, given)."
+    yield f"Thread workers in a free-threaded Python over processes: {without / alone - 1:+.0%} (published: equal).\n"
     yield "| ten threads of Python over one | published | 16 cores | 8 cores | 4 cores |\n|---|--:|--:|--:|--:|"
     for (name, published), host in zip(TEN.items(), (HOST, FREE), strict=True):
         cells = " | ".join(f"{ten(replace(host, cores=cores, siblings=1)):.2f}" for cores in (16, 8, 4))
