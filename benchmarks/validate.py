@@ -563,8 +563,8 @@ over those that it does alone (`python -m benchmarks.gil`, two cores that nobody
 {judged}
 
 The order of three published figures, all seen before the rule was written, none held out (`python -m
-benchmarks.orders`; what they leave out is assumed there). Only their order is to come out, as nobody tells how much of a
-fetch is Python. With processes SPDL's loop was twice as fast as with threads beside it, so more than a tenth was:
+benchmarks.orders`; what they leave out is assumed there). Only their order is to come out, as nobody tells how much of
+a fetch is Python. With processes SPDL's loop was twice as fast as with threads beside it, so more than a tenth was:
 
 {table}
 
