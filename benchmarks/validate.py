@@ -28,6 +28,8 @@ import plotly.graph_objects as go
 import torch
 from plotly.subplots import make_subplots
 
+from benchmarks.gil import judged
+from benchmarks.orders import table
 from benchmarks.published import HELD_OUT, OLD_CARDS, Row, card, is_frozen, predict, rows, setup_of
 from benchmarks.steps import Setup, gpu_time, host_time
 from loaderviz import read, record, summarize, validate
@@ -552,6 +554,20 @@ No trace at hand has one: it is priced at the bandwidth of a foreach one, for ea
 
 {fused}
 
+## Threads
+
+One thread at a time has the interpreter's lock (R53). What a piece of Python and a call of C take was measured in one
+thread; beside others, that is predicted, and nothing is fitted. The figures are each thread's pieces beside the others,
+over those that it does alone (`python -m benchmarks.gil`, two cores that nobody else used, SCHED_RR, Python 3.11):
+
+{judged}
+
+The order of three published figures, all seen before the rule was written, none held out (`python -m
+benchmarks.orders`; what they leave out is assumed there). Only their order is to come out, as nobody tells how much of
+a fetch is Python. With processes SPDL's loop was twice as fast as with threads beside it, so more than a tenth was:
+
+{table}
+
 ## Not modelled
 
 A copy takes its part of the memory's bandwidth from the kernels beside it (R49), at most {bandwidth}. The slice of an
@@ -579,7 +595,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts = {"hash": HELD_OUT, "bandwidth": f"{share[most]:.0%} ({most}, both ways at once)"}
     for part in (headline, misses, trust, order):
         parts[part.__name__] = "\n".join(part(every))
-    for part in (left_out, traces, steps, fused, mended):
+    for part in (left_out, traces, steps, fused, judged, table, mended):
         parts[part.__name__] = "\n".join(part())
     page = PAGE.format(**parts)
     print(page)

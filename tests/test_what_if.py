@@ -2,6 +2,9 @@
 
 import functools
 import json
+import queue
+import threading
+import time
 from dataclasses import replace
 
 import factory
@@ -421,6 +424,86 @@ def test_kernels_in_several_streams_and_graphs_are_refused():
     graph["tail"][kernels[1]] = graph["tail"][kernels[0]]
     with pytest.raises(WhatIfError, match="launches several kernels at once"):
         lv.what_if(replace(LOOP, arrows=graph), prefetch=2)
+
+
+def fed_by_threads(fetch, held, count, steps=30):
+    """A loop that really has threads: they fetch into a queue, `held` of it in Python; record its end."""
+    orders, ready = queue.Queue(), queue.Queue(2 * count)
+
+    def work():
+        while orders.get() is not None:
+            with lv.costs(fetch * held):
+                pass
+            with lv.costs(fetch * (1 - held), gil=False):
+                pass
+            ready.put(torch.ones(64))
+
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for number in range(steps + 2 * count):
+        orders.put(number)
+    for number in range(steps):
+        x = ready.get().to("cuda", non_blocking=True)
+        with lv.costs(1e-3):
+            x.add(1)
+        if number == steps // 2:
+            begin = time.perf_counter()
+    took = (time.perf_counter() - begin) / (steps - 1 - steps // 2)
+    for _ in threads:
+        orders.put(None)
+    while not all(not thread.is_alive() for thread in threads):
+        ready.get(timeout=1) if ready.qsize() else time.sleep(1e-3)
+    return 1e9 * took
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("held", "count"), [(1.0, 2), (1.0, 4), (0.5, 4), (0.2, 4), (0.0, 4)])
+def test_threads_for_workers(held, count):
+    """Predicted from the timeline of a DataLoader with processes, beside threads that really take turns."""
+
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            with lv.costs(8e-3):
+                return torch.ones(64)
+
+    with lv.record(on="a100", host="workstation") as recording:
+        for x in DataLoader(Slow(), batch_size=None, num_workers=count):
+            x = x.to("cuda", non_blocking=True)
+            with lv.costs(1e-3):
+                x.add(1)
+    predicted = step(lv.what_if(recording.timeline.from_batch(10), threads=held))
+    with lv.record(on="a100", host="workstation", hazards="off"):
+        real = fed_by_threads(8e-3, held, count)
+    assert not wrong([(f"{held} held, {count} threads", predicted, real)], 0.2)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"threads": True}, "needs workers"),
+        ({"threads": True, "workers": 0}, "needs workers"),
+        ({"threads": True, "resident": True}, "needs workers"),
+        ({"threads": 1.1, "workers": 2}, "from 0 to 1"),
+        ({"threads": -1, "workers": 2}, "from 0 to 1"),
+        ({"threads": float("nan"), "workers": 2}, "from 0 to 1"),
+        ({"threads": "no", "workers": 2}, "from 0 to 1"),
+        ({"threads": [], "workers": 2}, "from 0 to 1"),
+    ],
+)
+def test_threads_that_mean_nothing_are_refused(change, complaint):
+    with pytest.raises(WhatIfError, match=complaint):
+        lv.what_if(run(factory.settings("a100", 64, 100_000, workers=0, steps=6)), **change)
+
+
+def test_what_threads_are_is_told():
+    timeline = run(factory.settings("a100", 64, 100_000, workers=2, steps=12))
+    notes = "\n".join(lv.what_if(timeline, threads=0.25).context.notes)
+    assert "2 threads, " in notes and "25% of a fetch is taken to hold Python's lock" in notes
+    assert lv.what_if(timeline, threads=False).spans is timeline.spans
 
 
 @pytest.mark.parametrize("name", sorted(GPUS))

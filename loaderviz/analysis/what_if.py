@@ -523,6 +523,7 @@ def what_if(
     batch_size: int | None = None,
     graphs: bool | None = None,
     ranks_on_host: int | None = None,
+    threads: bool | float | None = None,
 ) -> Timeline:
     """Return the timeline that the loop would have had with a changed loader; None leaves a thing as it is.
 
@@ -535,6 +536,8 @@ def what_if(
     rate of its pinned copies. `batch_size` scales fetching, copies and kernels, but the optimizer's.
     `graphs=True`: what a step computes between two waits of the host is launched at once, as a CUDA graph.
     `ranks_on_host`: so many equal processes share the cores, the disk and the memory's bandwidth of the host.
+    `threads`: the workers are threads of the loop's process, which send nothing; a number from 0 to 1 says which part
+    of a fetch's work is Python, which holds the interpreter's lock (True: all of it, False: they are processes).
 
     A change that changes nothing gives the timeline as it is. Collectives last as long as they did. The context says
     what was assumed, and how far the step may be off: with other workers a real host is slower while they work
@@ -555,7 +558,7 @@ def what_if(
         pinned=pinned, prefetch=prefetch, resident=resident, workers=workers, batch_size=batch_size, graphs=graphs,
         ranks_on_host=ranks_on_host,
     )  # fmt: skip
-    config = changed(loop, pinned, prefetch, bool(resident), workers)
+    config = _in_threads(loop, changed(loop, pinned, prefetch, bool(resident), workers), threads)
     source, here = gpu_of(loop), timeline.context.device
     target = source if gpu is None else gpu if isinstance(gpu, Gpu) else Gpu.preset(known_gpu(gpu) or gpu)
     if target.name == here or (gpu is not None and known_gpu(here) == known_gpu(target.name) != ""):
@@ -605,6 +608,21 @@ def replayed(
     kinds = np.where(reduces, np.int8(Kind.COMMUNICATION), predicted.kind)
     predicted = replace(predicted, spans=predicted.spans | {"kind": kinds})
     return replace(predicted, context=_context(loop, predicted, config, target, work))
+
+
+def _in_threads(loop: LoopModel, config: LoaderConfig, threads: object) -> LoaderConfig:
+    """Return the config with threads for workers. Raises `WhatIfError` where there are none, or no fetch is known."""
+    if threads is None or threads is False:
+        return config
+    if not isinstance(threads, bool | float | int) or not 0 <= threads <= 1:
+        raise WhatIfError(
+            f"what_if(threads={threads!r}): give True, False, or which part of a fetch holds Python's lock, from 0 to 1"
+        )
+    if not config.workers or config.resident:
+        raise WhatIfError(f"what_if(threads={threads}) needs workers, and there are none: give workers=4, for example")
+    if not loop.fetched:
+        raise WhatIfError(f"what_if(threads={threads}): the timeline does not show how long a batch is fetched")
+    return replace(config, threads=True, python=round(1000 * threads))
 
 
 def _scale(loop: LoopModel, batch_size: int | None) -> float:
@@ -692,7 +710,9 @@ class _LoopWork:
         # Where the loop's thread pins, it also takes the batches from the workers, which no pin thread does
         self.takes = loop.preset if loop.config.workers and not loop.facts.lanes_of("pin") and config.pin else None
         self.sender = loop.preset if loop.config.workers else None  # whose sending is in the times of fetches
-        self.unsent = 0.0 if config.workers else loop.timeline.context.sent  # share of a fetch: nothing has to be sent
+        self.unsent = (
+            0.0 if config.workers and not config.threads else loop.timeline.context.sent
+        )  # share of a fetch: nothing has to be sent
         self.owed = 0  # ns that calls of the replay took more than those observed
         self.collectives: Stream | None = None
         real, now, then = loop.timeline.context.origin != "emulated", loop.config.workers, config.workers
@@ -753,7 +773,7 @@ class _LoopWork:
     def _work(self, runtime: Runtime, time: int) -> None:
         """Let the host work; what calls took too long or too short is settled here, since their cost is one for all."""
         time, self.owed = max(0, time - self.owed), max(0, self.owed - time)
-        runtime.now += time
+        runtime.host_needs(time)
 
     def _call(self, runtime: Runtime, call: HostCall) -> None:
         if call.work < 0:
@@ -797,7 +817,7 @@ class _LoopWork:
 def _context(loop: LoopModel, made: Timeline, config: LoaderConfig, gpu: Gpu, work: _LoopWork) -> Context:
     before = loop.timeline.context
     parts = [
-        words.count(config.workers, "worker") if config.workers else "no workers",
+        words.count(config.workers, "thread" if config.threads else "worker") if config.workers else "no workers",
         "pinned" if config.pin else "pageable",
         "non_blocking" if config.non_blocking else "blocking",
         f"{config.depth} ahead on a side stream" if config.side_stream and config.depth else "in place",
@@ -818,6 +838,11 @@ def _context(loop: LoopModel, made: Timeline, config: LoaderConfig, gpu: Gpu, wo
             work.crosses,
             f"the host is assumed to be {WITH_WORKERS:.2f} times as slow while all cores are busy, since a core "
             f"alone has a higher clock than all together ({FASTEST:.2f} to {SLOWEST:.2f} times, by makers' data)",
+        ),
+        (
+            config.threads,
+            f"workers are threads of the loop's process: {config.python / 1000:.0%} of a fetch is taken to hold "
+            "Python's lock, and the loop's own thread to wait meanwhile (R53)",
         ),
         (
             loop.facts.mask(Kind.COMMUNICATION).any(),

@@ -20,6 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from io import FileIO
 from time import perf_counter_ns, process_time_ns
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -224,6 +225,7 @@ class Shared:
         self._main = 0  # up to here the main thread's part is in there
         self._disk = 0  # when it is free
         self._cached = Counter[Hashable]()  # bytes of files that were read before: they are in the page cache
+        self._lock: Shared | None = None  # the interpreter's: one core for all that needs it
         self.loaders: WeakSet[LoaderSchedule] = WeakSet()  # those at work; who lets go of an iterator ends it
 
     def main_rests(self, start: int, end: int) -> None:
@@ -272,6 +274,22 @@ class Shared:
         """Return when the thread that runs has done so much work in C, beside all others that want a core."""
         self._main = max(self.compute(start, work, start)[1], self._main)
         return self._main
+
+    def share_lock(self) -> None:
+        """From now on workers are threads of the main one's process, and one at a time has the interpreter's lock."""
+        self._lock = Shared(replace(self._host, cores=1, siblings=1, contention=0))
+
+    def python(self, start: int, work: int) -> int:
+        """Return when a thread that is ready at `start` has done so much Python, after all that came before."""
+        return self._lock.compute(start, work, 0)[1] if self._lock else start + work
+
+    def fetched(self, start: int, work: int, python: int, now: int) -> tuple[int, int]:
+        """Return when a worker begins and ends so much work; `python` ns of it, first, where that has to be shared."""
+        if not (self._lock and python):
+            return self.compute(start, work, now)
+        first, end = self._lock.compute(start, python, 0)
+        self.take(first, end)
+        return first, self.compute(end, work - python, now)[1]
 
     def read(self, start: int, files: Reads) -> int:
         """Return when these files are read: from the disk, one after the other, as far as they are not in the cache."""
@@ -337,18 +355,19 @@ class LoaderSchedule:
         files: Reads = (),
         order: int | None = None,
         does: int = int(Cause.NONE),
+        python: int = 0,
     ) -> int:
         """A worker fetches a batch of `nbytes` bytes and sends it; return when it is there.
 
         It takes a core for `took` ns, and none for `slept` ns and while it reads `files` or `waited`, as was measured:
         for the disk, too, so the longer of both counts. The span begins with that, not with the wait for a core.
         `order` is the number of the order for it, if they come back in another one. `does` is a `Cause`: what it does
-        for the longest, at the line `source`.
+        for the longest, at the line `source`. Of a thread `python` ns need the interpreter's lock, and come first.
         """
         ordered = self.ordered[batch - self.first if order is None else order]
         start, shared = max(ordered, self._free[worker]), self.runtime.shared
         begun = max(shared.read(start, files), start + waited) + slept
-        first, ready = shared.compute(begun, took, self.runtime.now)
+        first, ready = shared.fetched(begun, took, python, self.runtime.now)
         self._free[worker], self._fetched, self._took = ready, self._fetched + 1, ready - start
         start = start if begun > start else first
         lane = self.runtime.builder.lane(*loading_lane(worker, self.number))

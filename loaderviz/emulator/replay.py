@@ -47,6 +47,8 @@ LIFETIMES: dict[Lifetime, LifetimePolicy] = {  # as in `loaders`
 class LoaderConfig:
     """How batches come to the GPU: by `workers` processes, pinned or not, copied `depth` batches ahead or in place.
 
+    With `threads` the workers are threads of the loop's process: nothing is sent, but `python` thousandths of a fetch
+    hold the interpreter's lock, which one thread has at a time, the loop's or another (R53).
     `lifetime`, one of `LIFETIMES`, protects a batch's memory when a side stream copies. With `resident` the data set
     lives on the GPU, and the rest has no effect. `pinned_before`: the batches need not be pinned any more.
     """
@@ -59,6 +61,8 @@ class LoaderConfig:
     lifetime: Lifetime = "consumer"
     resident: bool = False
     pinned_before: bool = False
+    threads: bool = False
+    python: int = 1000
 
     @property
     def warmup(self) -> int:
@@ -114,7 +118,7 @@ class Work(Protocol):
 def launch(runtime: Runtime, name: str, time: int) -> None:
     """An operator of a training step that launches one kernel of `time` ns on the default stream."""
     start = runtime.now
-    runtime.now += runtime.host.step_operator()
+    runtime.host_needs(runtime.host.step_operator())
     runtime.launch(time, name=name)
     runtime.note(start, f"aten::{name}")
 
@@ -135,6 +139,9 @@ class DataLoader:
         self.pool = PinnedPool(runtime)
         self.number = 0
         self.schedule = LoaderSchedule(runtime, config.workers)
+        self.prepared = deque[tuple[int, HostBatch]]()  # by threads, as soon as they are asked for
+        if config.threads and config.workers and runtime.host.switch_interval:
+            runtime.shared.share_lock()
 
     def next(self) -> HostBatch:
         """Give the main thread its next batch; it waits until the batch is there."""
@@ -156,9 +163,19 @@ class DataLoader:
                 runtime.now += runtime.host.dispatch + runtime.host.pin_time(nbytes)
                 runtime.note(start, f"pin batch {number}", Kind.PIN, nbytes=nbytes, pinned=True)
             return HostBatch(batch.tensors, tuple(blocks), pinned)
-        ready, prepared = self._prepare(number)
-        self.schedule.hand_out(ready, 0 if self.config.pin else runtime.host.receiving(batch.parcel))
+        if self.config.threads:
+            self._prepare_all()
+            ready, prepared = self.prepared.popleft()
+        else:
+            ready, prepared = self._prepare(number)
+        sent = not (self.config.pin or self.config.threads)
+        self.schedule.hand_out(ready, runtime.host.receiving(batch.parcel) if sent else 0)
         return prepared
+
+    def _prepare_all(self) -> None:
+        """Threads hold the interpreter's lock from when they have an order, not when the loop asks for the batch."""
+        for number in range(self.number - 1 + len(self.prepared), len(self.schedule.ordered)):
+            self.prepared.append(self._prepare(number))
 
     def _prepare(self, number: int) -> tuple[int, HostBatch]:
         """A worker fetches a batch, and the pin thread pins it; return when it is ready [ns]."""
@@ -170,14 +187,21 @@ class DataLoader:
             return sum(locked for _, locked in found)
 
         worker, parcel, host = number % self.config.workers, batch.parcel, self.runtime.host
-        took = batch.fetch_time + host.sending(parcel)
-        ready = self.schedule.fetch(number, worker, took, parcel.shared, self.work.source("fetch"), batch.waits)
+        sending, receiving = (0, 0) if self.config.threads else (host.sending(parcel), host.receiving(parcel))
+        ready = self.schedule.fetch(
+            number, worker, batch.fetch_time + sending, parcel.shared, self.work.source("fetch"), batch.waits,
+            python=batch.fetch_time * self.config.python // 1000,
+        )  # fmt: skip
         if self.config.pin:
-            ready = self.schedule.pin(number, ready, parcel.shared, locking, host.receiving(parcel))
+            ready = self.schedule.pin(number, ready, parcel.shared, locking, receiving)
         return ready, HostBatch(batch.tensors, tuple(blocks))
 
     def finish(self) -> None:
         """Note what workers and pin thread do for batches that were ordered and not yet asked for."""
+        if self.config.threads and self.config.workers:
+            self.number += 1
+            self._prepare_all()
+            return
         for number in range(self.number, len(self.schedule.ordered)):
             self._prepare(number)
 
@@ -294,7 +318,7 @@ class Replay:
             runtime.now += runtime.host.dispatch
             if batch.pinned and not waits:
                 self.loader.pool.use(batch.pinned[index], self.side)  # R29
-            pinned, new = bool(batch.pinned) or batch.ready, self.config.workers > 0
+            pinned, new = bool(batch.pinned) or batch.ready, self.config.workers > 0 and not self.config.threads
             runtime.memcpy(nbytes, "h2d", self.side, pinned=pinned, blocking=waits, new=new)
             runtime.note(start, "aten::copy_")
         return blocks

@@ -460,8 +460,12 @@ class Runtime:
         if duration < 0:
             raise ValueError(f"host_work of {duration} ns: time cannot go back")
         start = self.now
-        self.now += duration
+        self.host_needs(duration)
         self.note(start, name, kind)
+
+    def host_needs(self, duration: int) -> None:
+        """Let the host do `duration` ns of Python and operators, after threads that hold Python's lock (R53)."""
+        self.now = self.shared.python(self.now, duration)
 
     def wait_for_data(self, until: int) -> None:
         """Block the host until `until` [ns], because the next batch is not there before."""

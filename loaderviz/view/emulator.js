@@ -925,6 +925,7 @@ class Replay {
 export function simulate(settings, tables, line = () => 0) {
   const unknown = Object.keys(settings).filter(name => !(name in tables.settings));
   if (unknown.length) throw new SettingsError(`the page cannot show ${unknown.join(", ")}`);
+  if (settings.threads) throw new SettingsError("the page cannot show threads");
   const all = { ...tables.settings, ...settings },
     machine = tables.gpus[all.gpu];
   if (!machine) throw new SettingsError(`the page does not know the GPU ${all.gpu}`);

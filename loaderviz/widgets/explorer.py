@@ -109,6 +109,8 @@ class Settings(LoaderConfig):
         for name in ("pin", "non_blocking", "side_stream", "resident"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingsError(TEXTS["truth"].format(name=name, value=repr(getattr(self, name))))
+        if self.threads:
+            raise SettingsError(TEXTS["no_threads"])
         if self.lifetime not in LIFETIMES:
             given = {"name": "lifetime", "value": repr(self.lifetime), "names": ", ".join(LIFETIMES)}
             raise SettingsError(TEXTS["choice"].format(**given))

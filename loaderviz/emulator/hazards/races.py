@@ -34,6 +34,10 @@ from loaderviz.timeline import TimelineBuilder
 
 KEPT = 8  # conflicts of one kind that are kept, to show the one that overlaps most
 BATCHES = 5  # batches that a report names
+UNSEEN_WAY = (
+    "A recording does not see a list, a `deque` or a variable by which one thread hands something to another one: if "
+    "the tensor came that way before the streams were told to wait, the program is right, and this no race"
+)
 
 
 class Conflict(NamedTuple):
@@ -292,7 +296,9 @@ class Races:
             said["missing"] += f". {pairs} for want of it, too"
         if apart:
             one, other = self._thread(before), self._thread(after)
-            said["missing"] += f". Nor does {other} wait for {one}, so it may come here before {first.line}"
+            said["missing"] += (
+                f". Nor does {other} wait for {one}, so it may come here before {first.line}. {UNSEEN_WAY}"
+            )
             said["fix"] += f". And let {other} wait for {one}: with a queue, a lock, an event of `threading` or `join`"
         return Hazard(told.kind, first, second, count=told.count, batches=tuple(told.batches), **said)
 

@@ -230,7 +230,7 @@ class Scheduler:
         """The thread that runs has so many ns to do: Python, which needs the interpreter's lock, or C without it."""
         if self.here() is None:
             self.runtime.now += duration
-        elif gil:
+        elif gil and self.gil.exists:
             while duration > 0:
                 piece = self.gil.piece(duration)
                 self.runtime.now += piece
@@ -315,8 +315,11 @@ class Scheduler:
             frame = frame.f_back
         return call, f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
-    def wake(self, line: list[Turn], *, everybody: bool = False) -> Turn | None:
-        """Let the first who stands in a line go on, or everybody, a wake-up after now; return the last of these."""
+    def wake(self, line: list[Turn], *, everybody: bool = False, spread: int = 0) -> Turn | None:
+        """Let the first who stands in a line go on, or everybody, a wake-up after now; return the last of these.
+
+        The wake-up takes `spread` thousandths longer than most.
+        """
         turn = None
         if self.here() is None:
             if self.alive:
@@ -325,7 +328,7 @@ class Scheduler:
         for _ in range(len(line) if everybody else min(1, len(line))):
             turn = line.pop(0)
             turn.line = None
-            self._ready(turn, self.runtime.now + self.runtime.host.thread_wake)
+            self._ready(turn, self.runtime.now + self.runtime.host.thread_wake * (1000 + spread) // 1000)
         return turn
 
     def wait_for_device(self, over: Callable[[], bool]) -> None:

@@ -10,16 +10,27 @@ if TYPE_CHECKING:
     from loaderviz.emulator.threads import Scheduler, Turn
 
 CALL = "interpreter lock"
+SPREAD, STEP = 1000, 618  # thousandths of a wake-up, half of them to each side; from one to the next (the golden ratio)
 
 
 class Gil:
-    """Who has the lock of an interpreter, and who stands in line for it. Without a switch interval there is none."""
+    """Who has the lock of an interpreter, and who stands in line for it. Without a switch interval there is none.
+
+    No two wake-ups take equally long here, as on any machine: else who wakes would find the lock taken for ever, where
+    others take it just as often as it wakes.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self._interval = scheduler, scheduler.runtime.host.switch_interval
         self._holder: Turn | None = None
         self._line: list[Turn] = []
+        self._wakes = 0
         self._since = 0  # when the one that has it got it, or the first in line began to wait, whichever is later
+
+    @property
+    def exists(self) -> bool:
+        """Whether this is a Python with one."""
+        return self._interval > 0
 
     def take(self) -> None:
         """The thread that runs goes on with Python: it waits until it has the lock."""
@@ -48,11 +59,12 @@ class Gil:
 
     def piece(self, left: int) -> int:
         """Return how much of so many ns of Python passes before it may have to be handed over."""
-        if not self._interval:
-            return left
         due = self._since + self._interval - self._scheduler.runtime.now if self._line else self._interval
         return min(left, max(1, due))
 
     def _wake(self) -> Turn | None:
         self._since = self._scheduler.runtime.now
-        return self._scheduler.wake(self._line) if self._line else None
+        if not self._line:
+            return None
+        self._wakes += 1
+        return self._scheduler.wake(self._line, spread=self._wakes * STEP % SPREAD - SPREAD // 2)

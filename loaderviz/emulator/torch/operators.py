@@ -326,9 +326,8 @@ class Operators(TorchDispatchMode):
                 outputs = self._irregular(outputs)
                 break
         if is_kernel:
-            runtime.now += runtime.host.dispatch
-            if operator.composite or self.backward.runs:
-                runtime.now += self._beyond(operator, args)
+            beyond = self._beyond(operator, args) if operator.composite or self.backward.runs else 0
+            session.scheduler.works(runtime.host.dispatch + beyond, gil=False)  # PyTorch lets go of it around each
         elif operator.base == "resize_":
             self._resized(args[0])
         carried = batch if batch >= 0 else session.batches.ahead

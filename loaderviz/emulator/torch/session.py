@@ -387,7 +387,7 @@ class Session(HostThread, TensorMemory):
         self.mark_source(batch)
         host, start = self.runtime.host, self.runtime.now
         work = host.dispatch + host.work_time(nbytes, flops // max(1, host.cores))
-        self.scheduler.works(work, gil=work < host.thread_wake)
+        self.scheduler.works(work, gil=False)
         self.runtime.note(start, name)
         if flops:
             self.runtime.shared.take(start, self.runtime.now, host.cores - 1)  # torch's threads

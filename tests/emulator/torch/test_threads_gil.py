@@ -60,6 +60,13 @@ def test_r53_in_a_free_threaded_python_they_take_as_long_as_one(count):
     assert 100 * MS <= end < 100.1 * MS and not (timeline.cause == Cause.GIL).any()
 
 
+@pytest.mark.parametrize(("count", "cores"), [(2, 4), (4, 2), (10, 5)])
+def test_r53_in_a_free_threaded_python_threads_share_the_cores(count, cores):
+    host = replace(FREE, cores=cores, siblings=1, sibling=0, contention=0)
+    _, end, _ = together(*[partial(work, 0.1)] * count, host=host)
+    assert max(1, count / cores) * 100 * MS <= end < max(1, count / cores) * 101 * MS
+
+
 @pytest.mark.parametrize(("count", "cores"), [(1, 2), (2, 2), (4, 2), (6, 2), (3, 4)])
 def test_r53_n_decoders_that_let_go_of_the_lock_share_the_cores(count, cores):
     host = replace(HOST, cores=cores, siblings=1, sibling=0, contention=0)
@@ -83,23 +90,48 @@ def test_r53_a_call_of_c_beside_python_waits_for_a_switch_each_time():
     assert longest <= 5 * MS + 2 * WAKE
 
 
-def test_r53_a_short_call_of_c_is_over_before_anybody_else_has_woken():
-    """Operators of some microseconds share the time with a thread of Python by halves, in turns of the interval."""
-    x = torch.ones(8)
+@pytest.mark.parametrize(("where", "few"), [("cpu", 3.5), ("cuda", 12)])  # a launch is counted as Python
+@pytest.mark.parametrize("beside", [1, 3])
+def test_r53_operators_beside_python_are_few_in_an_interval(where, few, beside):
+    """Each lets go of the lock, so after a few of them another thread has it, for an interval."""
     count = []
 
     def operators():
-        end = now() + 100 * MS
+        x = torch.ones(8, device=where)
+        end = now() + 200 * MS
         while now() < end:
             x.add(1)
             count.append(1)
 
-    host = replace(HOST, thread_wake=5_000)
-    _, _, timeline = together(partial(work, 0.2), operators, host=host)
-    both, count[:] = len(count), []
-    together(operators, host=host)
-    assert 0.4 * len(count) < both < 0.6 * len(count)
-    assert (timeline.cause == Cause.GIL).sum() < 80
+    _, _, timeline = together(*[partial(work, 0.25)] * beside, operators, host=replace(HOST, thread_wake=5_000))
+    turns = 200 / (5 * beside)
+    assert 0.9 * turns < len(count) < few * turns
+    waits = (timeline.end - timeline.start)[timeline.cause == Cause.GIL]
+    assert waits.max() < (5 * beside + 0.1) * MS and waits.sum() > 190 * MS
+
+
+@pytest.mark.parametrize("c", [1e-6, 4e-6, 1e-5, 1.1e-5, 7.3e-5, 3e-4])
+@pytest.mark.parametrize("python", [1e-7, 9e-7, 4e-6])
+def test_r53_nobody_starves_beside_threads_that_let_go_of_the_lock_and_take_it_just_as_often(c, python):
+    """Two threads take turns at the lock for short; one of Python wakes now and then, and finds it free at times."""
+
+    def calls():
+        while now() < 60 * MS:
+            work(python)
+            work(c, gil=False)
+
+    ends, _, _ = together(calls, calls, partial(work, 0.02), host=replace(HOST, thread_wake=5_000))
+    assert ends[2] < 40 * MS
+
+
+def test_r53_threads_that_take_the_lock_from_each_other_for_short_need_no_switch():
+    def calls():
+        for _ in range(1000):
+            work(1e-6)
+            work(2e-5, gil=False)
+
+    ends, _, _ = together(calls, calls)
+    assert max(ends) < 1.3 * 21 * MS
 
 
 @pytest.mark.parametrize("wait", ["sleep", "lock", "queue", "gpu", "join"])

@@ -1,6 +1,7 @@
 """What a thread does with another one's tensors: a race, unless both the threads and their streams wait."""
 
 import asyncio
+import collections
 import queue
 import threading
 import time
@@ -180,6 +181,36 @@ def test_that_it_came_in_the_right_order_this_time_is_no_order_of_threads():
     assert "Nor does the main thread wait for thread 1 (makes)" in hazard.missing
     assert "with a queue, a lock" in hazard.fix and "Nor does the main thread" in str(hazard)
     assert recording.timeline.marks
+
+
+def by_polling(place, put, take):
+    """What one thread puts somewhere, and the other one looks for until it is there."""
+
+    def wait():
+        while not take(place):
+            time.sleep(1e-4)
+
+    return lambda: put(place), wait
+
+
+@pytest.mark.filterwarnings("ignore::loaderviz.emulator.hazards.HazardWarning")
+@pytest.mark.parametrize(
+    ("place", "put", "take"),
+    [
+        (collections.deque, lambda it: it.append(1), lambda it: it and it.popleft()),
+        (list, lambda it: it.append(1), lambda it: it and it.pop()),
+        (dict, lambda it: it.update(a=1), lambda it: it.get("a")),
+        (Slot, lambda it: setattr(it, "value", 1), lambda it: it.value),
+        (set, lambda it: it.add(1), len),
+    ],
+)
+def test_what_hands_over_unseen_is_told_to_be_unseen(place, put, take):
+    """It may be right, and the report says when; with a queue there is none, and one of one thread does not say so."""
+    [hazard] = handed_over(lambda slot: by_polling(place(), put, take))[0].hazards
+    assert hazard.kind == "early-read" and "if the tensor came that way before the streams were told" in hazard.missing
+    assert "with a queue" in hazard.fix
+    [hazard] = handed_over(by_queue, waits=False)[0].hazards
+    assert "that way" not in hazard.missing
 
 
 @pytest.mark.filterwarnings("ignore::loaderviz.emulator.hazards.HazardWarning")
