@@ -217,6 +217,31 @@ def test_the_keyboard_reaches_every_control_and_each_has_a_name(opened, path):
     assert page.locator("#guess [aria-pressed=true]").count() == 1
 
 
+def test_the_keyboard_folds_and_unfolds_a_lane_and_stays_on_it(opened):
+    page = opened()
+    whole(page)
+    for scene, name in (("now", "copy engine to GPU"), ("numbers", "main"), ("nothing", "as it is")):
+        lane = page.locator(f"#{scene} .picture .head, #{scene} .lv-picture .head").filter(has_text=name).first
+        lane.focus()
+        before = page.evaluate(FOCUSED)
+        for key in ("Enter", "Space"):
+            was = lane.get_attribute("aria-expanded")
+            page.keyboard.press(key)
+            assert lane.get_attribute("aria-expanded") != was
+            assert page.evaluate(FOCUSED)[1:] != before[1:] or key == "Space"
+        assert page.evaluate(FOCUSED) == before
+
+
+def test_words_beside_a_bar_take_no_room_below_it(opened):
+    """The step of a row that has room at its end stands there, however long the words below it are."""
+    page = opened()
+    whole(page)
+    for choice in range(5):
+        page.locator("#guess .controls button").nth(choice).click()
+        heights = page.evaluate("lvScenes[1].view.lanes().map(each => each.height)")
+        assert len(heights) == 5 and max(heights) - min(heights) < 10, heights  # a line has 17
+
+
 def test_a_picture_is_told_to_who_does_not_see_it(opened):
     page = opened()
     whole(page)
