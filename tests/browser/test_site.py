@@ -169,10 +169,12 @@ def test_one_batch_is_followed_and_the_race_is_what_python_recorded(opened):
     early = re.search(r"begins (\S+ \S+) before", said(page, "prefetch"))[1]
     timeline, units = made.recorded().timeline, {"µs": 1e3, "ms": 1e6}
     rows = list(timeline.rows())
-    copy = next(rows[each] for each in timeline.marks[0].spans if rows[each].kind == made.Kind.COPY_H2D)
-    first = min(row.start for row in rows if row.batch == copy.batch and row.kind == made.Kind.COMPUTE)
+    framed = {rows[each].kind: rows[each] for each in timeline.marks[0].spans}
+    copy, kernel = framed[made.Kind.COPY_H2D], framed[made.Kind.COMPUTE]
+    bars = page.evaluate("(view => view.head.parts[0].marks[0].bars.map(view.rect))(lvScenes[3].frozen.lv)")
+    assert bars[1]["x"] < bars[0]["x"] + bars[0]["width"]  # what the words say is what is framed
     amount, unit = early.split()
-    assert float(amount) * units[unit] == pytest.approx(copy.end - first, rel=0.01)
+    assert float(amount) * units[unit] == pytest.approx(copy.end - kernel.start, rel=0.01)
     forget.uncheck()
     assert said(page, "prefetch").startswith("Batch 16: ") and page.evaluate(chosen) == 16
     assert page.locator("#prefetch pre.race").is_hidden()
