@@ -76,6 +76,7 @@ SCENES: dict[str, dict[str, Any]] = {
     },
 }
 BEFORE_UNIT = re.compile(r"(?<=\d) (?=[nµm]?s\b|%)")  # no line is broken there
+FRAMED = (Kind.COPY_H2D, Kind.COMPUTE)  # of the race: the copy, and the kernel that reads what it brings
 STATIC = ("name", "title", "description", "lead", "skip", "other", "legend", "foot")  # of no scene, not for the script
 
 
@@ -190,16 +191,15 @@ def race() -> dict[str, Any]:
     timeline = recording.timeline
     rows = list(timeline.rows())
     spans = timeline.marks[0].spans
-    copy = next(rows[each] for each in spans if rows[each].kind == Kind.COPY_H2D)
-    kernel = min(row.start for row in rows if row.kind == Kind.COMPUTE and row.batch == copy.batch)
-    if hazard.kind != "early-read" or kernel >= copy.end:
+    copy, kernel = (next(rows[each] for each in spans if rows[each].kind == kind) for kind in FRAMED)
+    if hazard.kind != "early-read" or kernel.start >= copy.end:
         raise RuntimeError("the loop of docs/story/race.txt has no race that one sees")
     room = (copy.end - copy.start) // 3
     part = timeline.between(copy.start - room, copy.end + room)
     head, body = part.view(title="").packed(plain=True)
     text = (STORY / "race.txt").read_text(encoding="utf-8")
     (line,) = re.findall(r"# (main\.\S+)", text)
-    values = {"gpu": "A100", "early": words.duration(copy.end - kernel), "line": line}
+    values = {"gpu": "A100", "early": words.duration(copy.end - kernel.start), "line": line}
     return {"head": head, "body": b64encode(body).decode(), "values": values, "code": text.strip()}
 
 

@@ -199,7 +199,8 @@ def _section(setting: Setting, runs: dict[str, Run], gpu: str, host: str) -> tup
     gathers = _gathers(runs)
     usual = "usual: as most people write it, digit by digit through PIL and ToTensor, 2 workers, .cuda() in the loop. "
     check = (usual if "usual" in runs else "") + (
-        f"{setting.steps} steps after {setting.warmup} of warm-up, {setting.workers} workers; host costs: {host}. "
+        f"{words.count(setting.steps, 'step')} after {setting.warmup} of warm-up, "
+        f"{words.count(setting.workers, 'worker')}; host costs: {host}. "
         f"The loss of the last batch is {_losses(losses)}."
     )
     table = comparison.printed().T.to_string()

@@ -21,12 +21,22 @@ function setAttribute(node, name, value) {
   if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
 }
 
-/** Fill a place with nodes. What looks the same stays, so that nothing is laid out for it. */
+/** Fill a place with nodes. What stands there is changed, which is laid out and painted sooner than
+ * what is new. But a button has its own act. */
 function renew(place, nodes) {
   nodes.forEach((node, at) => {
-    const child = place.childNodes[at];
+    const child = place.childNodes[at],
+      isKept = child?.nodeName === node.nodeName && node.nodeName !== "BUTTON";
     if (!child) place.append(node);
-    else if (!child.isEqualNode(node)) child.replaceWith(node);
+    else if (child.isEqualNode(node)) return;
+    else if (!isKept) child.replaceWith(node);
+    else if (node.nodeType === Node.TEXT_NODE) child.data = node.data;
+    else {
+      for (const { name } of [...child.attributes])
+        if (!node.hasAttribute(name)) child.removeAttribute(name);
+      for (const { name, value } of node.attributes) setAttribute(child, name, value);
+      renew(child, [...node.childNodes]);
+    }
   });
   while (place.childNodes.length > nodes.length) place.lastChild.remove();
 }
@@ -356,18 +366,14 @@ function fillHeads(view) {
     return node;
   };
   const fold = (key, folded, text, title, className) => {
-    const node = button(
-      "",
-      word(view, folded ? "unfold {name}" : "fold {name}", { name: title }),
-      () => view.toggle(key),
-      `head ${className}`,
-    );
-    node.append(
-      el("span", "chevron", folded ? "▸" : "▾", { "aria-hidden": "true" }),
-      el("span", "", text),
-    );
-    node.setAttribute("aria-expanded", String(!folded));
-    node.dataset.key = key;
+    const node = view.folders.get(key) ?? button("", "", () => view.toggle(key));
+    view.folders.set(key, node); // the same button, so that it keeps the focus
+    const label = word(view, folded ? "unfold {name}" : "fold {name}", { name: title });
+    const about = { "aria-label": label, title: label, "aria-expanded": !folded, "data-key": key };
+    for (const pair of Object.entries(about)) setAttribute(node, ...pair);
+    node.className = `head ${className}`;
+    const chevron = el("span", "chevron", folded ? "▸" : "▾", { "aria-hidden": "true" });
+    renew(node, [chevron, el("span", "", text)]);
     return node;
   };
   for (const row of view.rows) {
@@ -401,8 +407,8 @@ function fillHeads(view) {
   setText(ui.foldAll, word(view, folded ? "unfold all" : "fold all"));
   ui.foldAll.title = word(view, folded ? "show the lanes of each" : "show one row for each");
   ui.foldAll.hidden = view.compared.length < 2;
+  placeHeroes(view); // first: what stands beside its bar takes no room below it
   if (giveRoom(view)) view.relayout();
-  else placeHeroes(view);
 }
 
 /** Words that wrap are higher: note how high those of each part are; true if they have other room

@@ -180,7 +180,7 @@ function layout(view) {
           "track",
           folded
             ? Math.max(3, FOLDED / tracks.length)
-            : (view.head.compact && innerHeight < 960 ? LOW : TRACK)[lane.kind],
+            : (view.head.compact && view.low.matches ? LOW : TRACK)[lane.kind],
           {
             part: index,
             lane: number,

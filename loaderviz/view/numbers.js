@@ -395,18 +395,9 @@ function partOf({ timeline, summary, name = "" }, drawn, first) {
   const hidden = ({ kind, start, end }) =>
     kind === KIND.h2d ? rounded((within(kernels, start, end) / (end - start)) * 200) : 255;
   const styleOf = state => looks.styles.findIndex(({ key }) => key === `state:${state}`);
+  const plain = { name: "", batch: -1, nbytes: -1, cause: 0, pinned: null, source: 0 };
   const states = sets.flatMap(([state, set]) =>
-    set.map(([start, end]) => ({
-      start,
-      end,
-      kind: styleOf(state),
-      name: "",
-      batch: -1,
-      nbytes: -1,
-      cause: 0,
-      pinned: null,
-      source: 0,
-    })),
+    set.map(([start, end]) => ({ ...plain, start, end, kind: styleOf(state) })),
   );
   states.sort((one, other) => one.start - other.start);
   for (const { kind, tracks, mirror } of lanes) {

@@ -176,8 +176,10 @@ class View {
       widths: new Map(),
       surface: { width: 0, height: 0, dpr: 1 },
       isPage: document.documentElement.classList.contains("lv-page"),
-      told: new Map(),
-    }); // the height of the words of each part, CSS px
+      told: new Map(), // the height of the words of each part, CSS px
+      folders: new Map(),
+      low: matchMedia("(max-height: 959px)"), // `innerHeight` has the browser lay out the page
+    });
     this.root = host.shadowRoot ?? host.attachShadow({ mode: "open" });
     this.head = head;
     this.root.replaceChildren(styleNode(), build(this).card);
@@ -301,11 +303,13 @@ class View {
         : this.grown || this.compared.length > 1
           ? 2_000
           : (this.head.most ?? 480);
-    const heights = [height, this.head.height ? most : Math.min(height, most)].map(px => `${px}px`);
-    if (this.room && String(heights) === String(this.heights)) return this.arrange();
-    this.heights = heights;
-    [this.ui.inner.style.height, this.ui.scroll.style.height] = heights;
-    this.resize();
+    const shown = this.head.height ? most : Math.min(height, most),
+      wasTall = this.isTall;
+    this.isTall = height > shown; // then a scrollbar takes room
+    [this.ui.inner.style.height, this.ui.scroll.style.height] = [`${height}px`, `${shown}px`];
+    if (!this.room || this.isTall !== wasTall) return this.resize();
+    this.room.height = Math.round(shown);
+    this.arrange();
   }
 
   /** Measure the room there is, which the browser has to lay the page out for. */

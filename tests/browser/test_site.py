@@ -169,10 +169,12 @@ def test_one_batch_is_followed_and_the_race_is_what_python_recorded(opened):
     early = re.search(r"begins (\S+ \S+) before", said(page, "prefetch"))[1]
     timeline, units = made.recorded().timeline, {"µs": 1e3, "ms": 1e6}
     rows = list(timeline.rows())
-    copy = next(rows[each] for each in timeline.marks[0].spans if rows[each].kind == made.Kind.COPY_H2D)
-    first = min(row.start for row in rows if row.batch == copy.batch and row.kind == made.Kind.COMPUTE)
+    framed = {rows[each].kind: rows[each] for each in timeline.marks[0].spans}
+    copy, kernel = framed[made.Kind.COPY_H2D], framed[made.Kind.COMPUTE]
+    bars = page.evaluate("(view => view.head.parts[0].marks[0].bars.map(view.rect))(lvScenes[3].frozen.lv)")
+    assert bars[1]["x"] < bars[0]["x"] + bars[0]["width"]  # what the words say is what is framed
     amount, unit = early.split()
-    assert float(amount) * units[unit] == pytest.approx(copy.end - first, rel=0.01)
+    assert float(amount) * units[unit] == pytest.approx(copy.end - kernel.start, rel=0.01)
     forget.uncheck()
     assert said(page, "prefetch").startswith("Batch 16: ") and page.evaluate(chosen) == 16
     assert page.locator("#prefetch pre.race").is_hidden()
@@ -215,6 +217,31 @@ def test_the_keyboard_reaches_every_control_and_each_has_a_name(opened, path):
     page.locator("#pinned input").first.press("Space")
     page.locator("#guess .choices button").first.press("Space")
     assert page.locator("#guess [aria-pressed=true]").count() == 1
+
+
+def test_the_keyboard_folds_and_unfolds_a_lane_and_stays_on_it(opened):
+    page = opened()
+    whole(page)
+    for scene, name in (("now", "copy engine to GPU"), ("numbers", "main"), ("nothing", "as it is")):
+        lane = page.locator(f"#{scene} .picture .head, #{scene} .lv-picture .head").filter(has_text=name).first
+        lane.focus()
+        before = page.evaluate(FOCUSED)
+        for key in ("Enter", "Space"):
+            was = lane.get_attribute("aria-expanded")
+            page.keyboard.press(key)
+            assert lane.get_attribute("aria-expanded") != was
+            assert page.evaluate(FOCUSED)[1:] != before[1:] or key == "Space"
+        assert page.evaluate(FOCUSED) == before
+
+
+def test_words_beside_a_bar_take_no_room_below_it(opened):
+    """The step of a row that has room at its end stands there, however long the words below it are."""
+    page = opened()
+    whole(page)
+    for choice in range(5):
+        page.locator("#guess .controls button").nth(choice).click()
+        heights = page.evaluate("lvScenes[1].view.lanes().map(each => each.height)")
+        assert len(heights) == 5 and max(heights) - min(heights) < 10, heights  # a line has 17
 
 
 def test_a_picture_is_told_to_who_does_not_see_it(opened):
