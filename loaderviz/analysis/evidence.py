@@ -64,12 +64,17 @@ MASKS = "aten::nonzero", "aten::masked_select"  # what they give has a size that
 FINITE = ("aten::isnan", "aten::isinf", "aten::isfinite", "aten::logical_or")  # as clip_grad_norm_ asks for an error
 ANOMALY = ("aten::_is_any_true",)  # so anomaly detection looks at each gradient
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
-# What makes a new tensor of a batch, and could as well on the GPU; and what leads to it, or only looks at it otherwise
+# Inside another operator these make a new tensor of a batch; an operator of the loop itself does so unless it is one of
+# `LOOKS_ON`: it leads to another one, looks at the batch otherwise, or draws a number
 CONVERTS = {f"aten::{name}" for name in ("_to_copy", "div", "mul", "sub", "add", "rsub", "clone", "clamp", "neg")}
 CONVERTS |= {f"{name}_" for name in CONVERTS}
-VIEWS = {
-    f"aten::{name}" for name in ("to", "contiguous", "view", "reshape", "permute", "transpose", "unsqueeze", "flatten")
-}
+LOOKS_ON = re.compile(
+    r"aten::(to|contiguous|view|reshape|permute|transpose|movedim|flatten|(un)?squeeze|expand|slice|select|narrow|split|"
+    r"chunk|unbind|detach|lift_fresh|item|is_nonzero|_local_scalar_dense|rand|randn|randint|randperm|empty|zeros|ones|"
+    r"full|arange|tensor|eq|ne|[lg][te]|copy_|set_|resize_|_nested)($|_(as|like|strided|int|copy)$)|(?!aten::)"
+).match
+FASTEST = 100  # bytes a ns: what makes a tensor takes longer, and so what is shorter has made another one
+TRAINS = re.compile(r"aten::\w*(mm|conv|linear|matmul|attention|embedding)|Optimizer\.step#").match  # no line to leave out
 
 
 @dataclass(frozen=True)
@@ -283,12 +288,13 @@ class Evidence:
         return intervals.intersect(intervals.union(self.timeline.start[rows], until), self.judged)
 
     def line_mates(self, calls: Mask) -> Mask:
-        """What else stands in the lines of these calls, and what it launches; nothing where that is most of a step."""
-        lines = np.unique(self.timeline.source[calls])
-        mine = self.loop & np.isin(self.timeline.source, lines[lines >= 0])
-        work = self.here & self.launched(mine)
-        most = 2 * (work & self.mask(*KERNELS)).sum() > self.mask(*KERNELS).sum()
-        return np.zeros(len(mine), bool) if most else mine | work
+        """What else stands in the lines of these calls, and what it launches; nothing of a line that trains, too."""
+        timeline = self.timeline
+        training = self.covered(self.loop & timeline.named(lambda name: bool(TRAINS(name))))
+        trains = np.unique(timeline.source[self.loop & intervals.covers(training, timeline.start)])
+        lines = np.setdiff1d(timeline.source[calls], trains)
+        mine = self.loop & np.isin(timeline.source, lines[lines >= 0])
+        return mine | self.here & self.launched(mine)
 
     def asking(self, calls: Mask, operators: Sequence[str]) -> Mask:
         """Those of these calls that bring what one of these operators has given: no kernel is launched in between."""
@@ -372,20 +378,18 @@ class Evidence:
         copies, found = np.zeros((2, len(timeline)), bool)
         rows = np.flatnonzero(self.loop & timeline.where(Kind.OPERATOR))
         outer = timeline.start[rows] >= np.r_[self.start, np.maximum.accumulate(timeline.end[rows])][: len(rows)]
-        rows = rows[outer | timeline.named(CONVERTS.__contains__)[rows]]
-        begins, names = timeline.start[rows], [timeline.names[name] for name in timeline.name[rows].tolist()]
+        makes = timeline.named(CONVERTS.__contains__)
+        rows, makes = rows[outer | makes[rows]], makes | ~timeline.named(lambda name: bool(LOOKS_ON(name)))
+        begins, lasts = timeline.start[rows], (timeline.end - timeline.start)[rows] * makes[rows]
         given = self.fetching | self.waiting(Cause.DATA) | (self.loop & self.handing_out) | self.launching
         edges = np.r_[self.start, np.sort(timeline.end[given])]
         for copy in np.flatnonzero(self.pageable & (self.launched_by >= 0)).tolist():
             begin = timeline.start[self.launched_by[copy]]
             edge = edges[np.searchsorted(edges, begin, side="right") - 1]
-            place = int(np.searchsorted(begins, begin, side="right")) - 1
-            while place >= 0 and timeline.end[rows[place]] > begin:  # the copy itself
-                place -= 1
-            while place >= 0 and begins[place] >= edge and (names[place] in CONVERTS or names[place] in VIEWS):
-                found[rows[place]] |= names[place] in CONVERTS
-                copies[copy] |= names[place] in CONVERTS
-                place -= 1
+            after, until = np.searchsorted(begins, (edge, begin)).tolist()
+            made = after + np.flatnonzero(lasts[after:until] * (timeline.end[rows[after:until]] <= begin))
+            copies[copy] = lasts[made].sum() * FASTEST > timeline.nbytes[copy]
+            found[rows[made]] |= copies[copy]
         return copies, found
 
     # What remains
