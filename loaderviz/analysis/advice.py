@@ -164,7 +164,7 @@ def _converted(facts: Evidence, copies: Mask, makers: Mask) -> Tried:
         f"makes on the host just before, with {names}, {duration(facts, facts.length(makers))}. A new tensor is "
         f"pageable, whatever the loader pins{less}{known}",
         'x = batch.to("cuda", non_blocking=True)  # as it comes from DataLoader(..., pin_memory=True)\n'
-        "x = x.float()  # and the arithmetic, on the GPU: after the copy",
+        f"# and then {names}, on the GPU: after the copy",
         gain,
         subject=_PAGEABLE,
     )
@@ -509,6 +509,9 @@ LAUNCH = 100_000  # ns of the host for a kernel; with more it is not the launchi
 SATURATED = 0.9  # busy so much of the time, it is the bottleneck
 CHEAPER = "prepare the samples once and store them, or keep the data set on the GPU"
 MOST_OF_IT = 0.5  # of the fetches
+QUEUED = 0.2  # of the fetches' time: so long do workers wait for one lock only where it is hardly ever free
+AS_READY = "loader = DataLoader(..., in_order=False)  # batches come as they are ready, so the order changes"
+AT_LOCK = "# more workers do not help: hold the lock for less, or give each worker a file or connection of its own"
 # ns a byte of a batch: to read it takes 1 or 2, with many small files 50; only far more bytes, or Python, take so long
 SLOW_BYTES = {Cause.READ: 100, Cause.COLLATE: 40}
 DENSE = 0.3  # of the time
@@ -531,7 +534,7 @@ _WHERE = {"host in CUDA calls": "in CUDA calls", "host in operators": "in operat
 def _at_line(facts: Evidence) -> str:
     """Say what takes most of the fetches, and where."""
     cause, line, share = facts.fetch_place
-    if cause == Cause.NONE or share < MOST_OF_IT:
+    if cause in (Cause.NONE, Cause.THREAD) or share < MOST_OF_IT:
         return ""
     waits = facts.fetch.waits / max(1.0, facts.fetch.waits + facts.fetch.computes)
     core = f", and {words.share(waits)} of the time takes no core" if waits > 0.1 else ""
@@ -592,7 +595,7 @@ def fetch_in_loop(facts: Evidence) -> Finding | None:
     )
 
 
-def waiting_for_data(facts: Evidence) -> Finding | None:
+def waiting_for_data(facts: Evidence) -> Found:
     """The loop waits for the workers or for the pin thread while the GPU has nothing to do."""
     waits = facts.waiting(Cause.DATA)
     starved = intervals.intersect(facts.covered(waits), facts.idle)
@@ -604,7 +607,7 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     seen, change, number = _behind(facts, gain, waits & (within > 0))
     time = duration(facts, intervals.length(starved))
     idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
-    return Finding(
+    finding = Finding(
         "waiting-for-data",
         f"the loop waits {duration(facts, facts.length(waits))} for its next batch{idle} "
         f"({where(facts, waits)}); {seen}{_at_line(facts)}{_room(facts, number)}"
@@ -614,6 +617,9 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
         _workers(facts, number),
         subject=_DATA,
     )
+    if change is AS_READY:
+        return finding, facts.removal(even=True)
+    return (finding, facts.removal(fetch=1 - facts.fetch_lines(Cause.THREAD)[1])) if change is AT_LOCK else finding
 
 
 def slow_line(facts: Evidence) -> Found:
@@ -788,6 +794,7 @@ _SYNCHRONIZES = {  # what to change, by what the host waits for
     "mask": (
         "# x[mask] and torch.nonzero give as many rows as are true, and the host waits to know how many.\n"
         "# A loss that skips rows (ignore_index) keeps the shape, as (x * mask).sum() / mask.sum() does;\n"
+        "# counts.index_add_(0, y, values) counts all classes at once;\n"
         "# or make the indices on the host, before the batch is copied"
     ),
     "result": (
@@ -1387,8 +1394,11 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
     if _pin_thread_is_full(facts):
         seen += f", the pin thread pins {words.share(facts.busy(pin))} of it, and there is only one (R45)"
         return seen, "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU", None
-    if busy < SATURATED:
-        return *_seldom(facts, seen, waits), None
+    if busy < SATURATED and (told := _seldom(facts, seen, waits)):
+        return *told, None
+    place, queued = facts.fetch_lines(Cause.THREAD)
+    if queued > QUEUED:
+        return f"{seen}, and for {words.share(queued)} of it they wait for each other{place and f' in {place}'}", AT_LOCK, None
     if not facts.more_workers and (full := _room(facts, len(workers))):
         return (
             f"{seen}{full}",
@@ -1402,15 +1412,17 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
     return seen, f"loader = DataLoader(..., num_workers={number}{_pin(facts)})", number
 
 
-def _seldom(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
-    """Say when workers that are not busy all the time are behind, and what to change."""
+def _seldom(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str] | None:
+    """Say when workers that are not busy all the time are behind, and what to change; None: they give all they can."""
     few, leave_out = in_few_steps(facts, waits)
     late = f"; the waits are only{few}" if few else ""
     if leave_out:
         return f"{seen}{late}", leave_out
     time = (facts.timeline.end - facts.timeline.start)[facts.fetches]
     if len(time) and np.quantile(time, 0.95) > UNEVEN * np.median(time):
-        return f"{seen}{late}, and some batches take far longer", "loader = DataLoader(..., prefetch_factor=4)"
+        if 2 * facts.length(waits & facts.others_ready) < facts.length(waits):
+            return None
+        return f"{seen}{late}, and some batches take far longer: others are ready, and have to wait for them", AS_READY
     if not few and facts.length(waits) > OFTEN_BEHIND * facts.window:
         return f"{seen}, and still the loop waits in most steps: for a while before them they did not fetch", ""
     return (

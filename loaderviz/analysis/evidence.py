@@ -73,7 +73,8 @@ LOOKS_ON = re.compile(
     r"chunk|unbind|detach|lift_fresh|item|is_nonzero|_local_scalar_dense|rand|randn|randint|randperm|empty|zeros|ones|"
     r"full|arange|tensor|eq|ne|[lg][te]|copy_|set_|resize_|_nested)($|_(as|like|strided|int|copy)$)|(?!aten::)"
 ).match
-FASTEST = 100  # bytes a ns: what makes a tensor takes longer, and so what is shorter has made another one
+LOOKS_AT = re.compile(r"aten::(sum|mean|a?min|a?max|argm(in|ax)|std|var|norm|any|all|equal|unique|histc|bincount)").match
+FASTEST = 30  # bytes a ns: what makes a tensor takes longer, and so what is shorter has made another one
 TRAINS = re.compile(r"aten::\w*(mm|conv|linear|matmul|attention|embedding)|Optimizer\.step#").match  # no line to leave out
 
 
@@ -382,6 +383,7 @@ class Evidence:
         rows, makes = rows[outer | makes[rows]], makes | ~timeline.named(lambda name: bool(LOOKS_ON(name)))
         begins, lasts = timeline.start[rows], (timeline.end - timeline.start)[rows] * makes[rows]
         given = self.fetching | self.waiting(Cause.DATA) | (self.loop & self.handing_out) | self.launching
+        given |= self.loop & timeline.named(lambda name: bool(LOOKS_AT(name)))  # what was made for it is not copied
         edges = np.r_[self.start, np.sort(timeline.end[given])]
         for copy in np.flatnonzero(self.pageable & (self.launched_by >= 0)).tolist():
             begin = timeline.start[self.launched_by[copy]]
@@ -805,19 +807,38 @@ class Evidence:
         return fetches & ~timeline.select(lane=list(self._other_loaders))
 
     @cached_property
+    def others_ready(self) -> Mask:
+        """The waits of the loop during which a batch is ready that it takes only after them, in its order."""
+        timeline, fetched = self.timeline, np.flatnonzero(self.fetches & (self.timeline.batch >= 0))
+        fetched = fetched[np.argsort(timeline.end[fetched], kind="stable")]
+        used = np.full(int(timeline.batch.max(initial=0)) + 1, timeline.end.max(initial=0))
+        rows = np.flatnonzero(self.loop & (timeline.batch >= 0) & ~timeline.where(Kind.RANGE))
+        np.minimum.at(used, timeline.batch[rows], timeline.end[rows])
+        latest = np.r_[self.start, np.maximum.accumulate(used[timeline.batch[fetched]])]
+        before = np.searchsorted(timeline.end[fetched], timeline.start, side="right")
+        return self.waiting(Cause.DATA) & (latest[before] > timeline.end)
+
+    @cached_property
     def fetch_place(self) -> tuple[Cause, str, float]:
         """What fetches do for the longest, in which lines ("file:line and file:line"), and its share of their time."""
-        timeline, time = self.timeline, self.timeline.end - self.timeline.start
-        mine = self.fetches & (time > 0) & (timeline.cause != Cause.NONE)
-        if not mine.any():
-            return Cause.NONE, "", 0.0
-        times = np.bincount(timeline.cause[mine], time[mine])
-        cause = int(times.argmax())
-        mine &= (timeline.cause == cause) & (timeline.source >= 0)
+        times = self._fetch_times
+        cause = Cause(int(times.argmax())) if times.any() else Cause.NONE
+        return cause, *self.fetch_lines(cause)
+
+    @cached_property
+    def _fetch_times(self) -> Ints:
+        """For how many ns fetches do what, by cause."""
+        mine = self.fetches & (self.timeline.cause != Cause.NONE)
+        return np.bincount(self.timeline.cause[mine], (self.timeline.end - self.timeline.start)[mine], len(Cause))
+
+    def fetch_lines(self, cause: Cause) -> tuple[str, float]:
+        """In which lines fetches do this ("file:line and file:line"), and for which share of their time."""
+        timeline, time, took = self.timeline, self.timeline.end - self.timeline.start, self._fetch_times[cause]
+        mine = self.fetches & (timeline.cause == cause) & (timeline.source >= 0)
         by_line = np.bincount(timeline.source[mine], time[mine], len(timeline.sources))
         order = np.argsort(-by_line, kind="stable")[:2].tolist()
-        lines = [timeline.lines[timeline.sources[line]] for line in order if by_line[line] > LINE_SHARE * times[cause]]
-        return Cause(cause), " and ".join(lines), float(times[cause] / time[self.fetches].sum())
+        lines = [timeline.lines[timeline.sources[line]] for line in order if by_line[line] > LINE_SHARE * took]
+        return " and ".join(lines), float(took / max(1, time[self.fetches].sum()))
 
     @cached_property
     def longer_steps(self) -> tuple[Ints, Mask, dict[str, float]]:
