@@ -62,9 +62,7 @@ def test_a_thread_that_goes_on_while_its_line_is_read_was_where_it_was_seen(monk
     assert place in ((Cause.INPUT, f"{__file__}:{line}"), (Cause.INPUT, f"{__file__}:{line - 1}"))
 
 
-@pytest.mark.parametrize(
-    ("hold", "cause"), [(multiprocessing.Lock, Cause.THREAD), (threading.Event, Cause.INPUT)]
-)
+@pytest.mark.parametrize(("hold", "cause"), [(multiprocessing.Lock, Cause.THREAD), (threading.Event, Cause.INPUT)])
 def test_a_fetch_that_waits_for_a_lock_of_processes_waits_for_another_of_them(hold, cause):
     held = hold()
 

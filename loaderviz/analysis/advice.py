@@ -251,7 +251,10 @@ def wide_dtype(facts: Evidence) -> Found:
     size = facts.timeline.nbytes[copies]
     large = copies & (facts.timeline.nbytes > size.mean() / 2)
     share = 1 - less * float(facts.timeline.nbytes[large].sum()) / max(1, int(size.sum()))
-    gain = facts.gain(round(facts.length(copies) * less), part, Floor(0, ""))
+    fewer = min(
+        intervals.length(facts.getting), round(facts.supply_floor().ns * less)
+    )  # a batch is made and pinned sooner
+    gain = facts.gain(round(facts.length(copies) * less) + fewer, f"{part}, and of what loads", Floor(0, ""))
     told = f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: {seen}"
     return Finding("wide-dtype", told, change, gain, subject=_COPIES), facts.removal(shrink=share)
 
@@ -1165,9 +1168,9 @@ def other_work_in_loop(facts: Evidence) -> Found:
     ), facts.removal(when, mine)
 
 
-def _one_by_one(facts: Evidence, kernels: int) -> tuple[str, str]:
-    """Say which operators go through a list of tensors one by one, and how to do it at once; else twice nothing."""
-    timeline, steps = facts.timeline, facts.rounds or 0
+def one_by_one(facts: Evidence) -> Found:
+    """Operators that go through a list of tensors one by one, such as an optimizer: torch has calls for all at once."""
+    timeline, steps, kernels = facts.timeline, facts.rounds or 0, int(facts.mask(*KERNELS).sum())
     optimizing = facts.loop & timeline.named(OPTIMIZER_STEP.match)
     rows = np.flatnonzero(facts.loop & timeline.where(Kind.OPERATOR) & ~optimizing)
     rows = rows[(timeline.start[rows] >= facts.start) & (timeline.start[rows] < facts.end)]
@@ -1177,17 +1180,30 @@ def _one_by_one(facts: Evidence, kernels: int) -> tuple[str, str]:
     known, counts = np.unique(lines[single], return_counts=True)
     counts[2 * counts <= [int((lines == line).sum()) for line in known]] = 0  # as in a backward pass
     if not (steps and len(known) and counts.max() >= max(SINGLY * steps, PART * kernels)):
-        return "", ""
+        return None
     where_most = int(known[counts.argmax()])
     mine = rows[single & (lines == where_most)]
     most = Counter(timeline.names[name].removeprefix("aten::") for name in timeline.name[mine].tolist()).most_common(1)
-    place = line_of(facts, int(mine[0]))
-    seen = f"{words.count(len(mine), 'operator')}{a_step(len(mine), steps)}, go through tensors one by one{place}"
-    if where_most != OPTIMIZER:
-        return seen, AT_ONCE.format(name=most[0][0])
-    steps_of = Counter(timeline.names[name] for name in timeline.name[optimizing].tolist()).most_common(1)[0][0]
-    name = steps_of.partition("#")[2].partition(".")[0]
-    return seen, (FOREACH if name in TAKES_FOREACH else NO_FOREACH).format(name=name)
+    change = AT_ONCE.format(name=most[0][0])
+    if where_most == OPTIMIZER:
+        steps_of = Counter(timeline.names[name] for name in timeline.name[optimizing].tolist()).most_common(1)[0][0]
+        name = steps_of.partition("#")[2].partition(".")[0]
+        change = (FOREACH if name in TAKES_FOREACH else NO_FOREACH).format(name=name)
+    gone = timeline.places(mine)
+    step = np.searchsorted(timeline.start[facts.marks], timeline.start[mine], side="right")
+    gone[mine[np.unique(np.c_[step, timeline.name[mine]], axis=0, return_index=True)[1]]] = False  # for all, one stays
+    when = either(facts.covered(gone), facts.in_lines(gone))
+    gone |= facts.loop & intervals.covers(facts.covered(gone), timeline.start)
+    work = facts.here & facts.launched(gone)
+    direct = facts.length(work) + intervals.length(intervals.intersect(when, facts.idle))
+    seen = f"{words.count(len(mine), 'operator')}{a_step(len(mine), steps)}, go through tensors one by one"
+    return Finding(
+        "one-by-one",
+        f"{seen}{line_of(facts, int(mine[0]))}: the host launches each of them, {duration(facts, intervals.length(when))}",
+        change,
+        facts.bound(direct, "the GPU's idle time in their lines, and their kernels", work, 0, host=when),
+        subject=Subject(time="idle"),
+    ), facts.removal(when, gone | work)
 
 
 def host_bound(facts: Evidence) -> Found:
@@ -1221,15 +1237,12 @@ def host_bound(facts: Evidence) -> Found:
             change = f"{_SYNCHRONIZES['finite']}\n{change}"
     elif launches:
         change, asks = REPLAY, {"graphs": True}
-    singly, at_once = _one_by_one(facts, count)
-    change = "\n".join(filter(None, (at_once, change)))
     takes = f"it takes {words.duration(mean)}" if count == 1 else f"one takes {words.duration(mean)} on average"
     sentences = (
         f"the GPU is idle for {words.duration(idle)} ({words.share(idle / facts.window)}) while the host works "
         f"({split})",
         f"{words.count(count, 'kernel')}{a_step(count, facts.rounds)}: {takes}, and torch and CUDA take "
         f"{words.duration(launching)} of the host's time for it",
-        singly,
         gap,
         pays,
     )
@@ -1398,7 +1411,11 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
         return *told, None
     place, queued = facts.fetch_lines(Cause.THREAD)
     if queued > QUEUED:
-        return f"{seen}, and for {words.share(queued)} of it they wait for each other{place and f' in {place}'}", AT_LOCK, None
+        return (
+            f"{seen}, and for {words.share(queued)} of it they wait for each other{place and f' in {place}'}",
+            AT_LOCK,
+            None,
+        )
     if not facts.more_workers and (full := _room(facts, len(workers))):
         return (
             f"{seen}{full}",
@@ -1480,6 +1497,7 @@ FINDINGS = (
     late_rank,
     between_epochs,
     other_work_in_loop,
+    one_by_one,
     host_bound,
 )
 

@@ -73,9 +73,13 @@ LOOKS_ON = re.compile(
     r"chunk|unbind|detach|lift_fresh|item|is_nonzero|_local_scalar_dense|rand|randn|randint|randperm|empty|zeros|ones|"
     r"full|arange|tensor|eq|ne|[lg][te]|copy_|set_|resize_|_nested)($|_(as|like|strided|int|copy)$)|(?!aten::)"
 ).match
-LOOKS_AT = re.compile(r"aten::(sum|mean|a?min|a?max|argm(in|ax)|std|var|norm|any|all|equal|unique|histc|bincount)").match
+LOOKS_AT = re.compile(
+    r"aten::(sum|mean|a?min|a?max|argm(in|ax)|std|var|norm|any|all|equal|unique|histc|bincount)"
+).match
 FASTEST = 30  # bytes a ns: what makes a tensor takes longer, and so what is shorter has made another one
-TRAINS = re.compile(r"aten::\w*(mm|conv|linear|matmul|attention|embedding)|Optimizer\.step#").match  # no line to leave out
+TRAINS = re.compile(
+    r"aten::\w*(mm|conv|linear|matmul|attention|embedding)|Optimizer\.step#"
+).match  # no line to leave out
 
 
 @dataclass(frozen=True)
