@@ -44,8 +44,8 @@ _TRAINS = tuple(f"{os.sep}torch{os.sep}{name}" for name in ("nn", "optim", "auto
 _SIGNS = (
     (Cause.THREAD, re.compile(r"\b(flock|lockf)\s*\(")),
     (Cause.INPUT, re.compile(r"\b(sleep|recv\w*|urlopen|acquire|execute|fetch(one|all|many)|select|poll)\s*\(")),
-    (Cause.DECODE, re.compile(r"decode|imread|Image\.open|\.convert\(|read_image|from_buffer")),
-    (Cause.READ, re.compile(r"\b(open|load|loads|read\w*|memmap|fromfile|seek|extract\w*|getmember)\s*\(")),
+    (Cause.DECODE, re.compile(r"decode|loads\s*\(|imread|Image\.open|\.convert\(|read_image|from_buffer")),
+    (Cause.READ, re.compile(r"\b(open|load|read\w*|memmap|fromfile|seek|extract\w*|getmember)\s*\(")),
 )
 _MODULES = (
     (Cause.THREAD, ("multiprocessing.synchronize", "filelock")),  # one process at a time
@@ -53,7 +53,7 @@ _MODULES = (
     (Cause.DECODE, ("PIL", "cv2", "torchvision.io", "imageio", "soundfile", "av")),
     (
         Cause.READ,
-        ("numpy.lib", "torch.serialization", "json", "pickle", "zipfile", "tarfile", "gzip", "bz2", "lzma", "h5py"),
+        ("numpy.lib", "torch.serialization", "zipfile", "tarfile", "gzip", "bz2", "lzma", "h5py"),
     ),
 )
 

@@ -95,6 +95,24 @@ def test_a_fetch_that_waits_for_a_lock_of_processes_waits_for_another_of_them(ho
     assert place.seen(waited=1, busy=10).cause == Cause.TRANSFORM
 
 
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("record = json.loads(lines[index])", Cause.DECODE),  # no file is read
+        ("return orjson.loads(self.rows[index])", Cause.DECODE),
+        ("notes = json.load(file)", Cause.READ),
+        ("sample = pickle.load(open(path, 'rb'))", Cause.READ),
+        ("fcntl.flock(file, fcntl.LOCK_EX)", Cause.THREAD),
+    ],
+)
+def test_what_a_fetch_does_is_told_by_its_line(monkeypatch, text, cause):
+    monkeypatch.setattr(linecache, "getline", lambda file, line: text)
+    space, seen = {"take": lambda: seen.append(stations.place_of(stations.stack_of())) or 1}, []
+    exec(compile("def fetch(take):\n    return [take()]\n", stations._FETCH, "exec"), space)
+    space["fetch"](space["take"])
+    assert [place.cause for place in seen] == [cause]
+
+
 def test_a_stack_is_of_one_moment_while_its_thread_calls_and_returns():
     """Also where garbage is collected, of which a program may be told in Python."""
     gc.callbacks.append(lambda phase, told: sum(range(3)))

@@ -510,6 +510,7 @@ def late_rank(facts: Evidence) -> Finding | None:
 
 LAUNCH = 100_000  # ns of the host for a kernel; with more it is not the launching that takes so long
 SATURATED = 0.9  # busy so much of the time, it is the bottleneck
+NEARLY = 0.7  # workers that are busy so much, while the loop waits in most steps: more of them are tried
 CHEAPER = "prepare the samples once and store them, or keep the data set on the GPU"
 MOST_OF_IT = 0.5  # of the fetches
 QUEUED = 0.2  # of the fetches' time: so long do workers wait for one lock only where it is hardly ever free
@@ -941,7 +942,7 @@ def swaps(facts: Evidence) -> Finding | None:
 def cores_taken(facts: Evidence) -> Finding | None:
     """Other programs, or the program's own other threads, have the cores while the loop's thread could run."""
     timeline = facts.timeline
-    share = timeline.context.usage.get("loop lacked", 0) / max(1, timeline.duration)
+    share = min(1.0, timeline.context.usage.get("loop lacked", 0) / max(1, timeline.duration))
     if share < TAKEN or 2 * facts.worked > share * facts.window:
         return None
     return Finding(
@@ -1190,18 +1191,20 @@ def one_by_one(facts: Evidence) -> Found:
         name = steps_of.partition("#")[2].partition(".")[0]
         change = (FOREACH if name in TAKES_FOREACH else NO_FOREACH).format(name=name)
     gone = timeline.places(mine)
+    every = either(facts.covered(gone), facts.in_lines(gone))
     step = np.searchsorted(timeline.start[facts.marks], timeline.start[mine], side="right")
     gone[mine[np.unique(np.c_[step, timeline.name[mine]], axis=0, return_index=True)[1]]] = False  # for all, one stays
     when = either(facts.covered(gone), facts.in_lines(gone))
     gone |= facts.loop & intervals.covers(facts.covered(gone), timeline.start)
     work = facts.here & facts.launched(gone)
-    direct = facts.length(work) + intervals.length(intervals.intersect(when, facts.idle))
+    direct = facts.length(work) + intervals.length(intervals.intersect(every, facts.idle))
     seen = f"{words.count(len(mine), 'operator')}{a_step(len(mine), steps)}, go through tensors one by one"
+    time = duration(facts, intervals.length(every))
     return Finding(
         "one-by-one",
-        f"{seen}{line_of(facts, int(mine[0]))}: the host launches each of them, {duration(facts, intervals.length(when))}",
+        f"{seen}{line_of(facts, int(mine[0]))}: the host launches each of them, {time}",
         change,
-        facts.bound(direct, "the GPU's idle time in their lines, and their kernels", work, 0, host=when),
+        facts.bound(direct, "the GPU's idle time in their lines, and their kernels", work, 0, host=every),
         subject=Subject(time="idle"),
     ), facts.removal(when, gone | work)
 
@@ -1407,7 +1410,7 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
     if _pin_thread_is_full(facts):
         seen += f", the pin thread pins {words.share(facts.busy(pin))} of it, and there is only one (R45)"
         return seen, "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU", None
-    if busy < SATURATED and (told := _seldom(facts, seen, waits)):
+    if busy < SATURATED and (told := _seldom(facts, seen, waits, busy > NEARLY)):
         return *told, None
     place, queued = facts.fetch_lines(Cause.THREAD)
     if queued > QUEUED:
@@ -1416,20 +1419,17 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
             AT_LOCK,
             None,
         )
-    if not facts.more_workers and (full := _room(facts, len(workers))):
-        return (
-            f"{seen}{full}",
-            "# more workers do not fit: make the batches fewer bytes, such as uint8, or smaller",
-            None,
-        )
     if not facts.more_workers:
-        turns = "they take turns" if waiting else "more workers would take turns"
-        return f"{seen}, and {_cores(facts)}: {turns}", f"# more workers do not help: {CHEAPER}", None
+        turns = f", and {_cores(facts)}: {'they take turns' if waiting else 'more workers would take turns'}"
+        full, change = _room(facts, len(workers)), f"# more workers do not help: {CHEAPER}"
+        if full:
+            change = "# more workers do not fit: make the batches fewer bytes, such as uint8, or smaller"
+        return f"{seen}{full or turns}", change, None
     number = max(facts.workers_for(gain) or 0, len(workers) + 1)
     return seen, f"loader = DataLoader(..., num_workers={number}{_pin(facts)})", number
 
 
-def _seldom(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str] | None:
+def _seldom(facts: Evidence, seen: str, waits: Mask, nearly: bool) -> tuple[str, str] | None:
     """Say when workers that are not busy all the time are behind, and what to change; None: they give all they can."""
     few, leave_out = in_few_steps(facts, waits)
     late = f"; the waits are only{few}" if few else ""
@@ -1441,6 +1441,8 @@ def _seldom(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str] | None:
             return None
         return f"{seen}{late}, and some batches take far longer: others are ready, and have to wait for them", AS_READY
     if not few and facts.length(waits) > OFTEN_BEHIND * facts.window:
+        if nearly and facts.more_workers:
+            return None
         return f"{seen}, and still the loop waits in most steps: for a while before them they did not fetch", ""
     return (
         f"{seen}{late}: they have time left, and the loop waits only now and then, as at the beginning of an epoch",

@@ -771,7 +771,8 @@ class Evidence:
     def busy(self, lanes: list[int]) -> float:
         """The share of the window in which these lanes are busy, on average."""
         mine = self.timeline.select(lane=lanes)
-        return float((self.last - self.first)[mine].sum()) / (self.window * len(lanes)) if lanes and self.window else 0
+        time = float((self.last - self.first)[mine].sum())
+        return min(1.0, time / (self.window * len(lanes))) if lanes and self.window else 0
 
     @cached_property
     def worked(self) -> float:
