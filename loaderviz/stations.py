@@ -42,16 +42,18 @@ _WITHIN = _FETCH, _COLLATE, os.path.join(_LOADER, "dataset.py")  # its Subset an
 _TRAINS = tuple(f"{os.sep}torch{os.sep}{name}" for name in ("nn", "optim", "autograd", "amp", "_dynamo", "_tensor.py"))
 # What the line says, or whose code it is in: the first that fits
 _SIGNS = (
+    (Cause.THREAD, re.compile(r"\b(flock|lockf)\s*\(")),
     (Cause.INPUT, re.compile(r"\b(sleep|recv\w*|urlopen|acquire|execute|fetch(one|all|many)|select|poll)\s*\(")),
-    (Cause.DECODE, re.compile(r"decode|imread|Image\.open|\.convert\(|read_image|from_buffer")),
-    (Cause.READ, re.compile(r"\b(open|load|loads|read\w*|memmap|fromfile|seek|extract\w*|getmember)\s*\(")),
+    (Cause.DECODE, re.compile(r"decode|loads\s*\(|imread|Image\.open|\.convert\(|read_image|from_buffer")),
+    (Cause.READ, re.compile(r"\b(open|load|read\w*|memmap|fromfile|seek|extract\w*|getmember)\s*\(")),
 )
 _MODULES = (
+    (Cause.THREAD, ("multiprocessing.synchronize", "filelock")),  # one process at a time
     (Cause.INPUT, ("socket", "ssl", "selectors", "http", "urllib3", "requests", "sqlite3", "threading", "queue")),
     (Cause.DECODE, ("PIL", "cv2", "torchvision.io", "imageio", "soundfile", "av")),
     (
         Cause.READ,
-        ("numpy.lib", "torch.serialization", "json", "pickle", "zipfile", "tarfile", "gzip", "bz2", "lzma", "h5py"),
+        ("numpy.lib", "torch.serialization", "zipfile", "tarfile", "gzip", "bz2", "lzma", "h5py"),
     ),
 )
 
@@ -85,7 +87,8 @@ class Place(NamedTuple):
 
     def seen(self, waited: int, busy: int) -> Place:
         """Return what a fetch does there that waited and was busy for so many ns: a query that computes is no wait."""
-        return self._replace(cause=Cause.TRANSFORM) if self.cause == Cause.INPUT and waited < busy else self
+        waits = self.cause in (Cause.INPUT, Cause.THREAD)
+        return self._replace(cause=Cause.TRANSFORM) if waits and waited < busy else self
 
 
 def is_program(file: str) -> bool:

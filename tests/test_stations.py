@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import linecache
+import multiprocessing
 import os
 import re
 import signal
@@ -59,6 +60,57 @@ def test_a_thread_that_goes_on_while_its_line_is_read_was_where_it_was_seen(monk
     thread.join()
     line = read.__code__.co_firstlineno + 2
     assert place in ((Cause.INPUT, f"{__file__}:{line}"), (Cause.INPUT, f"{__file__}:{line - 1}"))
+
+
+@pytest.mark.parametrize(("hold", "cause"), [(multiprocessing.Lock, Cause.THREAD), (threading.Event, Cause.INPUT)])
+def test_a_fetch_that_waits_for_a_lock_of_processes_waits_for_another_of_them(hold, cause):
+    held = hold()
+
+    def take(arrived):
+        arrived.set()
+        if isinstance(held, threading.Event):
+            held.wait(10)
+        else:
+            with held:
+                pass
+
+    def samples():
+        take(arrived)
+        yield 1
+
+    if cause == Cause.THREAD:
+        held.acquire()
+    arrived, space = threading.Event(), {}
+    exec(compile(FETCH, stations._FETCH, "exec"), space)
+    thread = threading.Thread(target=lambda: space["fetch"](samples()))
+    thread.start()
+    assert arrived.wait(10)
+    sleep(0.1)  # it is in C by then
+    place = stations.place_of(stations.stack_of(thread.ident))
+    held.release() if cause == Cause.THREAD else held.set()
+    thread.join()
+    first = take.__code__.co_firstlineno
+    assert place == (cause, f"{__file__}:{first + (5 if cause == Cause.THREAD else 3)}")
+    assert place.seen(waited=10, busy=1) == place
+    assert place.seen(waited=1, busy=10).cause == Cause.TRANSFORM
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("record = json.loads(lines[index])", Cause.DECODE),  # no file is read
+        ("return orjson.loads(self.rows[index])", Cause.DECODE),
+        ("notes = json.load(file)", Cause.READ),
+        ("sample = pickle.load(open(path, 'rb'))", Cause.READ),
+        ("fcntl.flock(file, fcntl.LOCK_EX)", Cause.THREAD),
+    ],
+)
+def test_what_a_fetch_does_is_told_by_its_line(monkeypatch, text, cause):
+    monkeypatch.setattr(linecache, "getline", lambda file, line: text)
+    space, seen = {"take": lambda: seen.append(stations.place_of(stations.stack_of())) or 1}, []
+    exec(compile("def fetch(take):\n    return [take()]\n", stations._FETCH, "exec"), space)
+    space["fetch"](space["take"])
+    assert [place.cause for place in seen] == [cause]
 
 
 def test_a_stack_is_of_one_moment_while_its_thread_calls_and_returns():

@@ -57,6 +57,7 @@ FindingKind = Literal[
     "uneven-steps",  # some take far longer than the others
     "other-work-in-loop",  # a line that is no training takes the time: a log, a checkpoint, a report
     "dense-embedding",  # backward pass and optimizer walk all rows
+    "one-by-one",  # a loop over tensors that torch can take all at once
     "host-bound",  # kernels are shorter than their launches
     "between-epochs",  # work beside the steps, such as validation
     # several GPUs

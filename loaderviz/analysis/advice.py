@@ -164,7 +164,7 @@ def _converted(facts: Evidence, copies: Mask, makers: Mask) -> Tried:
         f"makes on the host just before, with {names}, {duration(facts, facts.length(makers))}. A new tensor is "
         f"pageable, whatever the loader pins{less}{known}",
         'x = batch.to("cuda", non_blocking=True)  # as it comes from DataLoader(..., pin_memory=True)\n'
-        "x = x.float()  # and the arithmetic, on the GPU: after the copy",
+        f"# and then {names}, on the GPU: after the copy",
         gain,
         subject=_PAGEABLE,
     )
@@ -251,7 +251,10 @@ def wide_dtype(facts: Evidence) -> Found:
     size = facts.timeline.nbytes[copies]
     large = copies & (facts.timeline.nbytes > size.mean() / 2)
     share = 1 - less * float(facts.timeline.nbytes[large].sum()) / max(1, int(size.sum()))
-    gain = facts.gain(round(facts.length(copies) * less), part, Floor(0, ""))
+    fewer = min(
+        intervals.length(facts.getting), round(facts.supply_floor().ns * less)
+    )  # a batch is made and pinned sooner
+    gain = facts.gain(round(facts.length(copies) * less) + fewer, f"{part}, and of what loads", Floor(0, ""))
     told = f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: {seen}"
     return Finding("wide-dtype", told, change, gain, subject=_COPIES), facts.removal(shrink=share)
 
@@ -507,8 +510,12 @@ def late_rank(facts: Evidence) -> Finding | None:
 
 LAUNCH = 100_000  # ns of the host for a kernel; with more it is not the launching that takes so long
 SATURATED = 0.9  # busy so much of the time, it is the bottleneck
+NEARLY = 0.7  # workers that are busy so much, while the loop waits in most steps: more of them are tried
 CHEAPER = "prepare the samples once and store them, or keep the data set on the GPU"
 MOST_OF_IT = 0.5  # of the fetches
+QUEUED = 0.2  # of the fetches' time: so long do workers wait for one lock only where it is hardly ever free
+AS_READY = "loader = DataLoader(..., in_order=False)  # batches come as they are ready, so the order changes"
+AT_LOCK = "# more workers do not help: hold the lock for less, or give each worker a file or connection of its own"
 # ns a byte of a batch: to read it takes 1 or 2, with many small files 50; only far more bytes, or Python, take so long
 SLOW_BYTES = {Cause.READ: 100, Cause.COLLATE: 40}
 DENSE = 0.3  # of the time
@@ -531,7 +538,7 @@ _WHERE = {"host in CUDA calls": "in CUDA calls", "host in operators": "in operat
 def _at_line(facts: Evidence) -> str:
     """Say what takes most of the fetches, and where."""
     cause, line, share = facts.fetch_place
-    if cause == Cause.NONE or share < MOST_OF_IT:
+    if cause in (Cause.NONE, Cause.THREAD) or share < MOST_OF_IT:
         return ""
     waits = facts.fetch.waits / max(1.0, facts.fetch.waits + facts.fetch.computes)
     core = f", and {words.share(waits)} of the time takes no core" if waits > 0.1 else ""
@@ -592,7 +599,7 @@ def fetch_in_loop(facts: Evidence) -> Finding | None:
     )
 
 
-def waiting_for_data(facts: Evidence) -> Finding | None:
+def waiting_for_data(facts: Evidence) -> Found:
     """The loop waits for the workers or for the pin thread while the GPU has nothing to do."""
     waits = facts.waiting(Cause.DATA)
     starved = intervals.intersect(facts.covered(waits), facts.idle)
@@ -604,7 +611,7 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     seen, change, number = _behind(facts, gain, waits & (within > 0))
     time = duration(facts, intervals.length(starved))
     idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
-    return Finding(
+    finding = Finding(
         "waiting-for-data",
         f"the loop waits {duration(facts, facts.length(waits))} for its next batch{idle} "
         f"({where(facts, waits)}); {seen}{_at_line(facts)}{_room(facts, number)}"
@@ -614,6 +621,9 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
         _workers(facts, number),
         subject=_DATA,
     )
+    if change is AS_READY:
+        return finding, facts.removal(even=True)
+    return (finding, facts.removal(fetch=1 - facts.fetch_lines(Cause.THREAD)[1])) if change is AT_LOCK else finding
 
 
 def slow_line(facts: Evidence) -> Found:
@@ -788,6 +798,7 @@ _SYNCHRONIZES = {  # what to change, by what the host waits for
     "mask": (
         "# x[mask] and torch.nonzero give as many rows as are true, and the host waits to know how many.\n"
         "# A loss that skips rows (ignore_index) keeps the shape, as (x * mask).sum() / mask.sum() does;\n"
+        "# counts.index_add_(0, y, values) counts all classes at once;\n"
         "# or make the indices on the host, before the batch is copied"
     ),
     "result": (
@@ -931,7 +942,7 @@ def swaps(facts: Evidence) -> Finding | None:
 def cores_taken(facts: Evidence) -> Finding | None:
     """Other programs, or the program's own other threads, have the cores while the loop's thread could run."""
     timeline = facts.timeline
-    share = timeline.context.usage.get("loop lacked", 0) / max(1, timeline.duration)
+    share = min(1.0, timeline.context.usage.get("loop lacked", 0) / max(1, timeline.duration))
     if share < TAKEN or 2 * facts.worked > share * facts.window:
         return None
     return Finding(
@@ -1158,9 +1169,9 @@ def other_work_in_loop(facts: Evidence) -> Found:
     ), facts.removal(when, mine)
 
 
-def _one_by_one(facts: Evidence, kernels: int) -> tuple[str, str]:
-    """Say which operators go through a list of tensors one by one, and how to do it at once; else twice nothing."""
-    timeline, steps = facts.timeline, facts.rounds or 0
+def one_by_one(facts: Evidence) -> Found:
+    """Operators that go through a list of tensors one by one, such as an optimizer: torch has calls for all at once."""
+    timeline, steps, kernels = facts.timeline, facts.rounds or 0, int(facts.mask(*KERNELS).sum())
     optimizing = facts.loop & timeline.named(OPTIMIZER_STEP.match)
     rows = np.flatnonzero(facts.loop & timeline.where(Kind.OPERATOR) & ~optimizing)
     rows = rows[(timeline.start[rows] >= facts.start) & (timeline.start[rows] < facts.end)]
@@ -1170,17 +1181,32 @@ def _one_by_one(facts: Evidence, kernels: int) -> tuple[str, str]:
     known, counts = np.unique(lines[single], return_counts=True)
     counts[2 * counts <= [int((lines == line).sum()) for line in known]] = 0  # as in a backward pass
     if not (steps and len(known) and counts.max() >= max(SINGLY * steps, PART * kernels)):
-        return "", ""
+        return None
     where_most = int(known[counts.argmax()])
     mine = rows[single & (lines == where_most)]
     most = Counter(timeline.names[name].removeprefix("aten::") for name in timeline.name[mine].tolist()).most_common(1)
-    place = line_of(facts, int(mine[0]))
-    seen = f"{words.count(len(mine), 'operator')}{a_step(len(mine), steps)}, go through tensors one by one{place}"
-    if where_most != OPTIMIZER:
-        return seen, AT_ONCE.format(name=most[0][0])
-    steps_of = Counter(timeline.names[name] for name in timeline.name[optimizing].tolist()).most_common(1)[0][0]
-    name = steps_of.partition("#")[2].partition(".")[0]
-    return seen, (FOREACH if name in TAKES_FOREACH else NO_FOREACH).format(name=name)
+    change = AT_ONCE.format(name=most[0][0])
+    if where_most == OPTIMIZER:
+        steps_of = Counter(timeline.names[name] for name in timeline.name[optimizing].tolist()).most_common(1)[0][0]
+        name = steps_of.partition("#")[2].partition(".")[0]
+        change = (FOREACH if name in TAKES_FOREACH else NO_FOREACH).format(name=name)
+    gone = timeline.places(mine)
+    every = either(facts.covered(gone), facts.in_lines(gone))
+    step = np.searchsorted(timeline.start[facts.marks], timeline.start[mine], side="right")
+    gone[mine[np.unique(np.c_[step, timeline.name[mine]], axis=0, return_index=True)[1]]] = False  # for all, one stays
+    when = either(facts.covered(gone), facts.in_lines(gone))
+    gone |= facts.loop & intervals.covers(facts.covered(gone), timeline.start)
+    work = facts.here & facts.launched(gone)
+    direct = facts.length(work) + intervals.length(intervals.intersect(every, facts.idle))
+    seen = f"{words.count(len(mine), 'operator')}{a_step(len(mine), steps)}, go through tensors one by one"
+    time = duration(facts, intervals.length(every))
+    return Finding(
+        "one-by-one",
+        f"{seen}{line_of(facts, int(mine[0]))}: the host launches each of them, {time}",
+        change,
+        facts.bound(direct, "the GPU's idle time in their lines, and their kernels", work, 0, host=every),
+        subject=Subject(time="idle"),
+    ), facts.removal(when, gone | work)
 
 
 def host_bound(facts: Evidence) -> Found:
@@ -1214,15 +1240,12 @@ def host_bound(facts: Evidence) -> Found:
             change = f"{_SYNCHRONIZES['finite']}\n{change}"
     elif launches:
         change, asks = REPLAY, {"graphs": True}
-    singly, at_once = _one_by_one(facts, count)
-    change = "\n".join(filter(None, (at_once, change)))
     takes = f"it takes {words.duration(mean)}" if count == 1 else f"one takes {words.duration(mean)} on average"
     sentences = (
         f"the GPU is idle for {words.duration(idle)} ({words.share(idle / facts.window)}) while the host works "
         f"({split})",
         f"{words.count(count, 'kernel')}{a_step(count, facts.rounds)}: {takes}, and torch and CUDA take "
         f"{words.duration(launching)} of the host's time for it",
-        singly,
         gap,
         pays,
     )
@@ -1387,31 +1410,39 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
     if _pin_thread_is_full(facts):
         seen += f", the pin thread pins {words.share(facts.busy(pin))} of it, and there is only one (R45)"
         return seen, "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU", None
-    if busy < SATURATED:
-        return *_seldom(facts, seen, waits), None
-    if not facts.more_workers and (full := _room(facts, len(workers))):
+    if busy < SATURATED and (told := _seldom(facts, seen, waits, busy > NEARLY)):
+        return *told, None
+    place, queued = facts.fetch_lines(Cause.THREAD)
+    if queued > QUEUED:
         return (
-            f"{seen}{full}",
-            "# more workers do not fit: make the batches fewer bytes, such as uint8, or smaller",
+            f"{seen}, and for {words.share(queued)} of it they wait for each other{place and f' in {place}'}",
+            AT_LOCK,
             None,
         )
     if not facts.more_workers:
-        turns = "they take turns" if waiting else "more workers would take turns"
-        return f"{seen}, and {_cores(facts)}: {turns}", f"# more workers do not help: {CHEAPER}", None
+        turns = f", and {_cores(facts)}: {'they take turns' if waiting else 'more workers would take turns'}"
+        full, change = _room(facts, len(workers)), f"# more workers do not help: {CHEAPER}"
+        if full:
+            change = "# more workers do not fit: make the batches fewer bytes, such as uint8, or smaller"
+        return f"{seen}{full or turns}", change, None
     number = max(facts.workers_for(gain) or 0, len(workers) + 1)
     return seen, f"loader = DataLoader(..., num_workers={number}{_pin(facts)})", number
 
 
-def _seldom(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
-    """Say when workers that are not busy all the time are behind, and what to change."""
+def _seldom(facts: Evidence, seen: str, waits: Mask, nearly: bool) -> tuple[str, str] | None:
+    """Say when workers that are not busy all the time are behind, and what to change; None: they give all they can."""
     few, leave_out = in_few_steps(facts, waits)
     late = f"; the waits are only{few}" if few else ""
     if leave_out:
         return f"{seen}{late}", leave_out
     time = (facts.timeline.end - facts.timeline.start)[facts.fetches]
     if len(time) and np.quantile(time, 0.95) > UNEVEN * np.median(time):
-        return f"{seen}{late}, and some batches take far longer", "loader = DataLoader(..., prefetch_factor=4)"
+        if 2 * facts.length(waits & facts.others_ready) < facts.length(waits):
+            return None
+        return f"{seen}{late}, and some batches take far longer: others are ready, and have to wait for them", AS_READY
     if not few and facts.length(waits) > OFTEN_BEHIND * facts.window:
+        if nearly and facts.more_workers:
+            return None
         return f"{seen}, and still the loop waits in most steps: for a while before them they did not fetch", ""
     return (
         f"{seen}{late}: they have time left, and the loop waits only now and then, as at the beginning of an epoch",
@@ -1468,6 +1499,7 @@ FINDINGS = (
     late_rank,
     between_epochs,
     other_work_in_loop,
+    one_by_one,
     host_bound,
 )
 

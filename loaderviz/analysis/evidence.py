@@ -64,12 +64,22 @@ MASKS = "aten::nonzero", "aten::masked_select"  # what they give has a size that
 FINITE = ("aten::isnan", "aten::isinf", "aten::isfinite", "aten::logical_or")  # as clip_grad_norm_ asks for an error
 ANOMALY = ("aten::_is_any_true",)  # so anomaly detection looks at each gradient
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
-# What makes a new tensor of a batch, and could as well on the GPU; and what leads to it, or only looks at it otherwise
+# Inside another operator these make a new tensor of a batch; an operator of the loop itself does so unless it is one of
+# `LOOKS_ON`: it leads to another one, looks at the batch otherwise, or draws a number
 CONVERTS = {f"aten::{name}" for name in ("_to_copy", "div", "mul", "sub", "add", "rsub", "clone", "clamp", "neg")}
 CONVERTS |= {f"{name}_" for name in CONVERTS}
-VIEWS = {
-    f"aten::{name}" for name in ("to", "contiguous", "view", "reshape", "permute", "transpose", "unsqueeze", "flatten")
-}
+LOOKS_ON = re.compile(
+    r"aten::(to|contiguous|view|reshape|permute|transpose|movedim|flatten|(un)?squeeze|expand|slice|select|narrow|split|"
+    r"chunk|unbind|detach|lift_fresh|item|is_nonzero|_local_scalar_dense|rand|randn|randint|randperm|empty|zeros|ones|"
+    r"full|arange|tensor|eq|ne|[lg][te]|copy_|set_|resize_|_nested)($|_(as|like|strided|int|copy)$)|(?!aten::)"
+).match
+LOOKS_AT = re.compile(
+    r"aten::(sum|mean|a?min|a?max|argm(in|ax)|std|var|norm|any|all|equal|unique|histc|bincount)"
+).match
+FASTEST = 30  # bytes a ns: what makes a tensor takes longer, and so what is shorter has made another one
+TRAINS = re.compile(
+    r"aten::\w*(mm|conv|linear|matmul|attention|embedding)|Optimizer\.step#"
+).match  # no line to leave out
 
 
 @dataclass(frozen=True)
@@ -283,12 +293,13 @@ class Evidence:
         return intervals.intersect(intervals.union(self.timeline.start[rows], until), self.judged)
 
     def line_mates(self, calls: Mask) -> Mask:
-        """What else stands in the lines of these calls, and what it launches; nothing where that is most of a step."""
-        lines = np.unique(self.timeline.source[calls])
-        mine = self.loop & np.isin(self.timeline.source, lines[lines >= 0])
-        work = self.here & self.launched(mine)
-        most = 2 * (work & self.mask(*KERNELS)).sum() > self.mask(*KERNELS).sum()
-        return np.zeros(len(mine), bool) if most else mine | work
+        """What else stands in the lines of these calls, and what it launches; nothing of a line that trains, too."""
+        timeline = self.timeline
+        training = self.covered(self.loop & timeline.named(lambda name: bool(TRAINS(name))))
+        trains = np.unique(timeline.source[self.loop & intervals.covers(training, timeline.start)])
+        lines = np.setdiff1d(timeline.source[calls], trains)
+        mine = self.loop & np.isin(timeline.source, lines[lines >= 0])
+        return mine | self.here & self.launched(mine)
 
     def asking(self, calls: Mask, operators: Sequence[str]) -> Mask:
         """Those of these calls that bring what one of these operators has given: no kernel is launched in between."""
@@ -372,20 +383,19 @@ class Evidence:
         copies, found = np.zeros((2, len(timeline)), bool)
         rows = np.flatnonzero(self.loop & timeline.where(Kind.OPERATOR))
         outer = timeline.start[rows] >= np.r_[self.start, np.maximum.accumulate(timeline.end[rows])][: len(rows)]
-        rows = rows[outer | timeline.named(CONVERTS.__contains__)[rows]]
-        begins, names = timeline.start[rows], [timeline.names[name] for name in timeline.name[rows].tolist()]
+        makes = timeline.named(CONVERTS.__contains__)
+        rows, makes = rows[outer | makes[rows]], makes | ~timeline.named(lambda name: bool(LOOKS_ON(name)))
+        begins, lasts = timeline.start[rows], (timeline.end - timeline.start)[rows] * makes[rows]
         given = self.fetching | self.waiting(Cause.DATA) | (self.loop & self.handing_out) | self.launching
+        given |= self.loop & timeline.named(lambda name: bool(LOOKS_AT(name)))  # what was made for it is not copied
         edges = np.r_[self.start, np.sort(timeline.end[given])]
         for copy in np.flatnonzero(self.pageable & (self.launched_by >= 0)).tolist():
             begin = timeline.start[self.launched_by[copy]]
             edge = edges[np.searchsorted(edges, begin, side="right") - 1]
-            place = int(np.searchsorted(begins, begin, side="right")) - 1
-            while place >= 0 and timeline.end[rows[place]] > begin:  # the copy itself
-                place -= 1
-            while place >= 0 and begins[place] >= edge and (names[place] in CONVERTS or names[place] in VIEWS):
-                found[rows[place]] |= names[place] in CONVERTS
-                copies[copy] |= names[place] in CONVERTS
-                place -= 1
+            after, until = np.searchsorted(begins, (edge, begin)).tolist()
+            made = after + np.flatnonzero(lasts[after:until] * (timeline.end[rows[after:until]] <= begin))
+            copies[copy] = lasts[made].sum() * FASTEST > timeline.nbytes[copy]
+            found[rows[made]] |= copies[copy]
         return copies, found
 
     # What remains
@@ -761,7 +771,8 @@ class Evidence:
     def busy(self, lanes: list[int]) -> float:
         """The share of the window in which these lanes are busy, on average."""
         mine = self.timeline.select(lane=lanes)
-        return float((self.last - self.first)[mine].sum()) / (self.window * len(lanes)) if lanes and self.window else 0
+        time = float((self.last - self.first)[mine].sum())
+        return min(1.0, time / (self.window * len(lanes))) if lanes and self.window else 0
 
     @cached_property
     def worked(self) -> float:
@@ -801,19 +812,38 @@ class Evidence:
         return fetches & ~timeline.select(lane=list(self._other_loaders))
 
     @cached_property
+    def others_ready(self) -> Mask:
+        """The waits of the loop during which a batch is ready that it takes only after them, in its order."""
+        timeline, fetched = self.timeline, np.flatnonzero(self.fetches & (self.timeline.batch >= 0))
+        fetched = fetched[np.argsort(timeline.end[fetched], kind="stable")]
+        used = np.full(int(timeline.batch.max(initial=0)) + 1, timeline.end.max(initial=0))
+        rows = np.flatnonzero(self.loop & (timeline.batch >= 0) & ~timeline.where(Kind.RANGE))
+        np.minimum.at(used, timeline.batch[rows], timeline.end[rows])
+        latest = np.r_[self.start, np.maximum.accumulate(used[timeline.batch[fetched]])]
+        before = np.searchsorted(timeline.end[fetched], timeline.start, side="right")
+        return self.waiting(Cause.DATA) & (latest[before] > timeline.end)
+
+    @cached_property
     def fetch_place(self) -> tuple[Cause, str, float]:
         """What fetches do for the longest, in which lines ("file:line and file:line"), and its share of their time."""
-        timeline, time = self.timeline, self.timeline.end - self.timeline.start
-        mine = self.fetches & (time > 0) & (timeline.cause != Cause.NONE)
-        if not mine.any():
-            return Cause.NONE, "", 0.0
-        times = np.bincount(timeline.cause[mine], time[mine])
-        cause = int(times.argmax())
-        mine &= (timeline.cause == cause) & (timeline.source >= 0)
+        times = self._fetch_times
+        cause = Cause(int(times.argmax())) if times.any() else Cause.NONE
+        return cause, *self.fetch_lines(cause)
+
+    @cached_property
+    def _fetch_times(self) -> Ints:
+        """For how many ns fetches do what, by cause."""
+        mine = self.fetches & (self.timeline.cause != Cause.NONE)
+        return np.bincount(self.timeline.cause[mine], (self.timeline.end - self.timeline.start)[mine], len(Cause))
+
+    def fetch_lines(self, cause: Cause) -> tuple[str, float]:
+        """In which lines fetches do this ("file:line and file:line"), and for which share of their time."""
+        timeline, time, took = self.timeline, self.timeline.end - self.timeline.start, self._fetch_times[cause]
+        mine = self.fetches & (timeline.cause == cause) & (timeline.source >= 0)
         by_line = np.bincount(timeline.source[mine], time[mine], len(timeline.sources))
         order = np.argsort(-by_line, kind="stable")[:2].tolist()
-        lines = [timeline.lines[timeline.sources[line]] for line in order if by_line[line] > LINE_SHARE * times[cause]]
-        return Cause(cause), " and ".join(lines), float(times[cause] / time[self.fetches].sum())
+        lines = [timeline.lines[timeline.sources[line]] for line in order if by_line[line] > LINE_SHARE * took]
+        return " and ".join(lines), float(took / max(1, time[self.fetches].sum()))
 
     @cached_property
     def longer_steps(self) -> tuple[Ints, Mask, dict[str, float]]:

@@ -74,7 +74,8 @@ class Trials:
             return None
         gain, kernels = finding.expected_gain, self.facts.summary.kernels / steps
         most = min(saved * (1 + BAND), max(saved, now - kernels))
-        if saved + 1 >= (gain.per_step or 0):  # what the bound has not counted
+        close = saved * (1 + BAND) if removal else saved + 1  # what a line takes is known less than what a setting does
+        if close >= (gain.per_step or 0):  # what the bound has not counted
             what = f"{words.share(BAND)} more than a replay gains"
             if most < saved * (1 + BAND):
                 what = "the step without its kernels"
