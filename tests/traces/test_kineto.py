@@ -581,17 +581,22 @@ def test_operators_know_the_nearest_line_outside_torch(tmp_path, indent):
     assert "with_stack=True" in advise(read_events(tmp_path, *loop())).judged
 
 
-def test_the_nearest_line_by_brute_force(tmp_path):
-    """Nested frames of one thread at random: the last that began and has not ended."""
-    frames, edges = [], sorted(random.sample(range(10_000), 400))
-    stack = []
-    for time in edges:
+def nested(count, most):
+    """Nested frames of one thread at random, (begin, end) in µs below `most`, and their events."""
+    frames, stack = [], []
+    for time in sorted(random.sample(range(most), count)):
         if stack and random.random() < 0.5:
             frames.append((stack.pop(), time))
         else:
             stack.append(time)
-    frames += [(begin, 10_000) for begin in stack]
-    events = [frame(f"a{n}.py({n}): f", BASE + begin, end - begin) for n, (begin, end) in enumerate(frames)]
+    frames += [(begin, most) for begin in stack]
+    return frames, [frame(f"a{n}.py({n}): f", BASE + begin, end - begin) for n, (begin, end) in enumerate(frames)]
+
+
+def test_the_nearest_line_by_brute_force(tmp_path):
+    """It is of the last frame that began and has not ended."""
+    frames, events = nested(400, 10_000)
+    edges = {edge for each in frames for edge in each}
     events += [op(f"op{time}", BASE + time, 0) for time in range(1, 10_000, 37) if time not in edges]
     for row in read_events(tmp_path, *events).rows():
         time = int(row.name.removeprefix("op"))
@@ -666,15 +671,8 @@ def test_a_kernel_that_is_loaded_when_it_is_first_launched_is_warm_up(tmp_path, 
 
 def test_pauses_by_brute_force(tmp_path):
     """Of each pause of 100 µs or more the innermost frame that is open for more than half of it, counted µs by µs."""
-    frames, stack = [], []
-    for time in sorted(random.sample(range(20_000), 120)):
-        if stack and random.random() < 0.5:
-            frames.append((stack.pop(), time))
-        else:
-            stack.append(time)
-    frames += [(begin, 20_000) for begin in stack]
+    frames, events = nested(120, 20_000)
     calls = sorted(random.sample(range(1, 20_000), 60))
-    events = [frame(f"a{n}.py({n}): f", BASE + begin, end - begin) for n, (begin, end) in enumerate(frames)]
     timeline = read_events(tmp_path, *events, *(op(f"op{time}", BASE + time, 1) for time in calls))
     expected = []
     for begin, end in itertools.pairwise(calls):
