@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile, ImageOps
+from programs import Samples
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import loaderviz as lv
@@ -47,20 +48,6 @@ FIELDS = "dispatch launch memcpy_call synchronize event_call query page_lock_bas
 NOTHING = dict.fromkeys([*FIELDS.split(), "fetch_per_byte", "fetch_base", "hand_out", "worker_start"], 0)
 FREE = Host(name="free", memory_bandwidth=10**15, **NOTHING)  # a fetch costs what is declared, with collate_fn=list
 MS = 1_000_000
-
-
-class Samples(Dataset):
-    """`of(index)` is a sample; None becomes 0.0."""
-
-    def __init__(self, of, count=4):
-        self.of, self.count = of, count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        sample = self.of(index)
-        return 0.0 if sample is None else sample
 
 
 def load(data, host="laptop", count=4, loop=None, **options):
