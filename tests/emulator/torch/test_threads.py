@@ -478,10 +478,14 @@ def test_a_wait_that_the_recording_cannot_see_is_refused_with_the_stack(silent, 
     assert "older.acquire(timeout=60)" in str(refused.value)
 
 
-def test_a_loop_that_looks_at_a_variable_is_refused(monkeypatch, silent):
-    monkeypatch.setattr(threads, "LOOK", 0.01)
-    monkeypatch.setattr(threads, "SPINS", 20)
-    monkeypatch.setattr(threads, "WORKS", 0)
+@pytest.fixture
+def impatient(monkeypatch):
+    """What loops is looked at soon, and seldom."""
+    for name, value in (("LOOK", 0.01), ("SPINS", 5), ("WORKS", 0)):
+        monkeypatch.setattr(threads, name, value)
+
+
+def test_a_loop_that_looks_at_a_variable_is_refused(impatient, silent):
     done = []
     says = "the main thread loops over something"
     with pytest.raises(NotModelledError, match=says), lv.record(on="a100"):
@@ -529,10 +533,7 @@ def test_a_fetch_that_waits_for_a_thread_waits_as_it_is_where_none_uses_the_gpu(
     assert batch == 1 and "while it fetches" in note_of(recording) and recording.timeline.self_check()
 
 
-def test_a_loop_that_looks_at_a_variable_of_a_thread_without_gpu_comes_to_its_end(monkeypatch):
-    monkeypatch.setattr(threads, "LOOK", 0.01)
-    monkeypatch.setattr(threads, "SPINS", 5)
-    monkeypatch.setattr(threads, "WORKS", 0)
+def test_a_loop_that_looks_at_a_variable_of_a_thread_without_gpu_comes_to_its_end(impatient):
     done = []
     with lv.record(on="a100") as recording:
         started(lambda: done.append(torch.ones(3).sum().item()))
@@ -723,10 +724,7 @@ def test_what_is_kept_of_a_run_with_threads_is_that_part_of_the_whole():
     assert list(part.rows()) == list(cut(whole, 3, 4, by_call=True).rows())
 
 
-def test_a_timeline_that_takes_long_to_be_built_is_no_loop_of_the_program(monkeypatch):
-    monkeypatch.setattr(threads, "LOOK", 1e-3)
-    monkeypatch.setattr(threads, "WORKS", 0)
-    monkeypatch.setattr(threads, "SPINS", 2)
+def test_a_timeline_that_takes_long_to_be_built_is_no_loop_of_the_program(impatient, monkeypatch):
     finish = Session.finish
 
     def slow(session):
