@@ -7,8 +7,10 @@ the first copy, `resident` has no copies after its first.
 from __future__ import annotations
 
 import functools
+import http.server
 import importlib.util
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,23 +56,49 @@ def script(path: str) -> ModuleType:
     return module
 
 
-def in_a_thread(work: Callable[[], Any]) -> None:
-    """Do this in a thread of its own, and wait for its end."""
-    thread = threading.Thread(target=work)
+def in_threads(*works: Callable[[], Any]) -> None:
+    """Do each of these in a thread of its own, at the same time, and wait for their ends."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@contextmanager
+def beside(work: Callable[[], Any], **options: Any) -> Iterator[threading.Thread]:
+    """Do this in a thread beside the block, and wait for its end."""
+    thread = threading.Thread(target=work, **options)
     thread.start()
+    yield thread
     thread.join()
+
+
+@contextmanager
+def serving(folder: Path, asked: list[str] | None = None) -> Iterator[int]:
+    """Serve a folder on this machine, at this port; which paths were asked for is noted."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            [] if asked is None else asked.append(self.path)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server.server_port
+        server.shutdown()
 
 
 def made(*spans: Any, marks: Any = (), **context: Any) -> Timeline:
     """A timeline of spans (lane, start, end, kind, and what else of it is known) and marks (time, lane, and so on).
 
-    A lane is "main", "stream 7" or, of another device, "stream 7@1"; `by=-1`: the span before launches it.
+    A lane is "main", "stream 7" or, of another device, "stream 7@1", perhaps after "rank 1 "; `by=-1`: the span before
+    launches it.
     """
     builder = TimelineBuilder(Context(**context))
 
     def lane_of(text: str) -> int:
         name, _, device = text.partition("@")
-        role, number, *_ = f"{name} 0".removeprefix("pin thread").split(" ")
+        role, number, *_ = re.sub(r"^rank \d+ |^pin thread", "", f"{name} 0").split(" ")
         return builder.lane(
             name, "device" if role == "stream" else "host", role or "pin", int(number), int(device or 0)
         )
@@ -84,6 +112,11 @@ def made(*spans: Any, marks: Any = (), **context: Any) -> Timeline:
     for time, lane, *more in marks:
         builder.mark(time, lane_of(lane), *more)
     return builder.build()
+
+
+def us(spans: Any) -> list[Any]:
+    """These spans, whose times are given in µs, for `made`."""
+    return [(lane, round(start * US), round(end * US), *more) for lane, start, end, *more in spans]
 
 
 def device_kinds() -> tuple[Timeline, dict[str, float]]:

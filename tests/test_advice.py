@@ -32,7 +32,7 @@ from loaderviz.analysis.what_if import LoopModel, host_of
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import MetricsError, NotATimelineError, collectives, describe
-from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Look, TimelineBuilder
+from loaderviz.timeline import Cause, Context, Kind, Look, TimelineBuilder
 from loaderviz.traces.steps import cut
 from loaderviz.widgets.explorer import Settings, simulate
 
@@ -76,6 +76,19 @@ class Loop:
 
     def timeline(self):
         return self.builder.build().self_check()
+
+
+def looped(steps, *parts):
+    """A loop of so many steps; a part of each is (lane, kind, µs, what else is known), and is not there at 0 µs.
+
+    A function gives the µs of a batch.
+    """
+    loop = Loop(copy=0, steps=0)
+    for batch in loop.steps(steps):
+        for lane, kind, takes, *more in parts:
+            if took := takes(batch) if callable(takes) else takes:
+                loop.put(getattr(loop, lane), kind, took, **{"batch": batch} | dict(*more))
+    return loop
 
 
 def waiting(loop):
@@ -217,21 +230,18 @@ def test_it_never_contradicts_the_verdict(gpu, batch_size, workers, compute, pay
 
 def ranks(late, wait=300, steps=8, count=4, loads=0):
     """Return the loops of `count` ranks that reduce in each step; rank `late` comes `wait` µs later to that."""
-    builder = TimelineBuilder(Context())
-    for rank in range(count):
-        main = builder.lane(f"rank {rank} main", "host", "main", device=rank)
-        stream, other = (builder.lane(f"rank {rank} stream {n}", "device", number=n, device=rank) for n in (7, 20))
-        for step in range(steps):
-            start = step * 1_000 * US
-            came = start + 400 * US + (wait * US if rank == late else 0)
-            if rank == late and loads:
-                builder.span(start, came - 400 * US, main, Kind.FETCH, "fetch", batch=step)
-            builder.span(came, start + 1_000 * US, main, Kind.WAIT, "synchronize", cause=Cause.SYNCHRONIZE)
-            builder.span(came - 300 * US, came, stream, Kind.COMPUTE, "gemm", batch=step)
-            end = start + (500 + wait) * US
-            builder.span(came, end, other, Kind.COMMUNICATION, "ncclDevKernel_AllReduce_Sum", batch=step)
-            builder.span(start, start + 1_000 * US, main, Kind.RANGE, f"batch {step}", batch=step)
-    return builder.build().self_check()
+    spans = []
+    for rank, step in itertools.product(range(count), range(steps)):
+        main, stream, other = (f"rank {rank} {lane}@{rank}" for lane in ("main", "stream 7", "stream 20"))
+        start, came, of = 1_000 * step, 1_000 * step + 400 + wait * (rank == late), {"batch": step}
+        spans += [(main, start, came - 400, Kind.FETCH, of)] * (rank == late and loads > 0)
+        spans += [
+            (main, came, start + 1_000, Kind.WAIT, {"name": "synchronize", "cause": Cause.SYNCHRONIZE}),
+            (stream, came - 300, came, Kind.COMPUTE, of),
+            (other, came, start + 500 + wait, Kind.COMMUNICATION, {"name": "ncclDevKernel_AllReduce_Sum"} | of),
+            (main, start, start + 1_000, Kind.RANGE, {"name": f"batch {step}"} | of),
+        ]
+    return factory.made(*factory.us(spans)).self_check()
 
 
 @pytest.mark.parametrize("late", [0, 2])
@@ -581,13 +591,9 @@ def used(timeline, cores=2, **usage):
 
 def uneven(often, kind, steps=40):
     """What is told of a loop in which each so many-th step has 200 µs more of this."""
-    loop = Loop(copy=0, steps=0)
-    for batch in loop.steps(steps):
-        loop.put(loop.stream, Kind.COPY_H2D, 20, batch, nbytes=1000, pinned=True)
-        loop.put(loop.stream, Kind.COMPUTE, 100, batch)
-        if batch % often == often // 2:
-            lane = loop.main if kind in (Kind.OPERATOR, Kind.FETCH) else loop.stream
-            loop.put(lane, kind, 200, batch)
+    lane = "main" if kind in (Kind.OPERATOR, Kind.FETCH) else "stream"
+    copy, more = {"nbytes": 1000, "pinned": True}, (lane, kind, lambda batch: 200 * (batch % often == often // 2))
+    loop = looped(steps, ("stream", Kind.COPY_H2D, 20, copy), ("stream", Kind.COMPUTE, 100), more)
     return [finding for finding in lv.advise(waiting(loop)) if finding.kind == "uneven-steps"]
 
 
@@ -687,13 +693,9 @@ def test_a_capture_while_the_gpu_works_is_still_told(busy):
 
 
 def test_workers_that_start_in_each_epoch_are_told():
-    loop = Loop(copy=0, steps=0)
-    for batch in loop.steps(12):
-        if batch in (0, 4, 8):
-            loop.put(loop.main, Kind.OPERATOR, 300, name="start 2 workers")
-            loop.put(loop.main, Kind.WAIT, 100, cause=Cause.DATA)
-        loop.put(loop.stream, Kind.COMPUTE, 200, batch)
-    finding = finding_of(loop.timeline(), "restarts-workers")
+    starts = ("main", Kind.OPERATOR, lambda batch: 300 * (batch % 4 == 0), {"name": "start 2 workers", "batch": -1})
+    waits = ("main", Kind.WAIT, lambda batch: 100 * (batch % 4 == 0), {"cause": Cause.DATA, "batch": -1})
+    finding = finding_of(looped(12, starts, waits, ("stream", Kind.COMPUTE, 200)).timeline(), "restarts-workers")
     assert "started 2 more times" in finding.evidence and "persistent_workers=True" in finding.change
     window, step = 11 * 200 + 2 * 400, 200 + 2 * 400 / 10  # from the second batch on
     assert finding.expected_gain.predicted == pytest.approx(2 * 400 / window * step * US)
@@ -739,11 +741,8 @@ def test_a_change_is_worth_three_per_cent(copy, kind):
     ("copies", "nbytes", "told"), [(3, 4_096, False), (4, 4_096, True), (4, 1 << 16, True), (4, (1 << 16) + 1, False)]
 )
 def test_many_small_copies_are_four_a_step_of_64_kib_at_most(copies, nbytes, told):
-    loop = Loop(steps=0)
-    for batch in loop.steps(8):
-        for _ in range(copies):
-            loop.put(loop.stream, Kind.COPY_H2D, 10, batch, nbytes=nbytes, pinned=True)
-        loop.put(loop.stream, Kind.COMPUTE, 100, batch)
+    small = ("stream", Kind.COPY_H2D, 10, {"nbytes": nbytes, "pinned": True})
+    loop = looped(8, *[small] * copies, ("stream", Kind.COMPUTE, 100))
     assert ("many-small-copies" in gains(waiting(loop))) is told
 
 
@@ -760,10 +759,8 @@ def test_a_start_up_is_a_tenth_of_the_recording(before, told):
 
 @pytest.mark.parametrize(("launching", "change"), [(99.999, "torch.compile"), (100, "see what the host does")])
 def test_launching_takes_less_than_100_us_for_a_kernel(launching, change):
-    loop = Loop(steps=0)
-    for batch in loop.steps(8):
-        loop.put(loop.main, Kind.OPERATOR, launching, name="aten::mm")
-        loop.put(loop.stream, Kind.COMPUTE, 10, batch)
+    launches = ("main", Kind.OPERATOR, launching, {"name": "aten::mm", "batch": -1})
+    loop = looped(8, launches, ("stream", Kind.COMPUTE, 10))
     assert change in finding_of(loop.timeline(), "host-bound").change
 
 
@@ -840,19 +837,18 @@ def test_who_asked_for_a_gpu_too_early_is_told_first_though_a_loop_on_the_cpu_co
 
 
 def test_one_of_several_ranks_is_judged_with_its_own_host():
-    builder = TimelineBuilder(Context())
-    for rank, copy in ((0, 10), (1, 90)):
-        main = builder.lane(f"rank {rank} main", "host", "main", rank, rank)
-        stream = builder.lane(f"rank {rank} stream 7", "device", number=7, device=rank)
-        for step in range(4):
-            begin = step * 200
-            call = builder.span(begin, begin + 5, main, Kind.API, "cudaMemcpyAsync", correlation=step)
-            work = builder.span(begin, begin + copy, stream, Kind.COPY_H2D, "copy", batch=step, nbytes=9, pinned=True)
-            builder.arrow(call, work, ArrowKind.LAUNCH)
-            builder.span(begin + copy, begin + 200, stream, Kind.COMPUTE, "gemm", batch=step)
-            builder.span(begin + 5, begin + 200, main, Kind.WAIT, "synchronize", cause=Cause.SYNCHRONIZE)
-            builder.span(begin, begin + 200, main, Kind.RANGE, f"batch {step}", batch=step)
-    timeline = builder.build().self_check()
+    spans = []
+    for (rank, copy), begin in itertools.product(((0, 10), (1, 90)), range(0, 800, 200)):
+        main, stream = f"rank {rank} main@{rank}", f"rank {rank} stream 7@{rank}"
+        step, sync = begin // 200, {"name": "synchronize", "cause": Cause.SYNCHRONIZE}
+        spans += [
+            (main, begin, begin + 5, Kind.API, {"name": "cudaMemcpyAsync", "correlation": step}),
+            (stream, begin, begin + copy, Kind.COPY_H2D, {"batch": step, "nbytes": 9, "pinned": True, "by": -1}),
+            (stream, begin + copy, begin + 200, Kind.COMPUTE, {"batch": step}),
+            (main, begin + 5, begin + 200, Kind.WAIT, sync),
+            (main, begin, begin + 200, Kind.RANGE, {"name": f"batch {step}", "batch": step}),
+        ]
+    timeline = factory.made(*spans).self_check()
     assert [gains(timeline, device=rank) for rank in (0, 1)] == [{"copy-not-hidden": 40}, {"copy-not-hidden": 360}]
     advice = lv.advise(timeline, device=1)
     assert "rank 1 stream 7" in advice[0].evidence
@@ -1093,21 +1089,19 @@ def test_the_advice_on_public_traces(name):
 @pytest.mark.parametrize("steps", [0, 1, 4])
 def test_first_calls_are_no_cost_of_a_loop_unless_they_come_back(steps):
     """A first call of 5 ms, then calls of 5 µs; in each of several marked steps it is what the loop costs."""
-    builder = TimelineBuilder(Context())
-    main, stream = builder.lane("main", "host", "main"), builder.lane("stream 7", "device", number=7)
+    spans = []
     for number in range(max(steps, 1)):
-        start = number * 10_000 * US
-        if steps:
-            builder.span(start, start + 10_000 * US, main, Kind.RANGE, f"ProfilerStep#{number + 3}", batch=number + 3)
+        start, of = number * 10_000, {"batch": number + 3}
+        spans += [("main", start, start + 10_000, Kind.RANGE, {"name": f"ProfilerStep#{number + 3}"} | of)] * bool(
+            steps
+        )
         for call in range(20):
-            begin, length = start + (call and 5_100 + 20 * call) * US, (5 if call else 5_000) * US
-            launch = builder.span(begin, begin + length, main, Kind.API, "cudaLaunchKernel", batch=number + 3)
-            end = begin + length + 2 * US
-            kernel = builder.span(end, end + 4 * US, stream, Kind.COMPUTE, "gemm", batch=number + 3)
-            builder.arrow(launch, kernel, ArrowKind.LAUNCH)
-    advice = {
-        finding.kind: finding for finding in lv.advise(builder.build().self_check(), window=(0, start + 10_000 * US))
-    }
+            begin, length = start + (call and 5_100 + 20 * call), 5 if call else 5_000
+            end = begin + length + 2
+            spans += [("main", begin, begin + length, Kind.API, {"name": "cudaLaunchKernel"} | of),
+                      ("stream 7", end, end + 4, Kind.COMPUTE, {"by": -1} | of)]  # fmt: skip
+    timeline = factory.made(*factory.us(spans)).self_check()
+    advice = {finding.kind: finding for finding in lv.advise(timeline, window=(0, (start + 10_000) * US))}
     assert ("warm-up" in advice) == (steps < 2)
     if steps < 2:
         assert advice["warm-up"].expected_gain.once
@@ -1238,13 +1232,12 @@ def test_what_a_sampler_does_between_two_epochs_is_named_by_its_line(on, host, w
 
 def marked(extra=0, kernels=(100,), steps=12):
     """Steps of 100 µs on the GPU, the sixth of these `kernels`; after each fourth one `extra` µs of the host."""
-    loop = Loop(copy=0, steps=0)
-    for batch in loop.steps(steps):
-        for kernel in kernels if batch == 5 else (100,):
-            loop.put(loop.stream, Kind.COMPUTE, kernel, batch)
-        if extra and batch % 4 == 3:
-            loop.put(loop.main, Kind.OPERATOR, extra, batch, "aten::to", source="train.py:40")
-    return loop.timeline()
+    work = [
+        ("stream", Kind.COMPUTE, lambda batch, time=time, first=not at: time if batch == 5 else 100 * first)
+        for at, time in enumerate(kernels)
+    ]
+    call = {"name": "aten::to", "source": "train.py:40"}
+    return looped(steps, *work, ("main", Kind.OPERATOR, lambda batch: extra * (batch % 4 == 3), call)).timeline()
 
 
 @pytest.mark.parametrize(("extra", "kinds"), [(200, ["other-work-in-loop"]), (201, ["between-epochs"])])
@@ -1275,11 +1268,8 @@ def test_what_a_usual_step_is(options, told):
 
 def fetched(*slow, count=99):
     """The kinds of findings about a loop whose fetches take 100 µs, but these (µs), in the middle."""
-    loop = Loop(copy=0, steps=0)
-    for batch in loop.steps(count):
-        place = batch - count // 2
-        loop.put(loop.main, Kind.FETCH, slow[place] if 0 <= place < len(slow) else 100, batch)
-        loop.put(loop.stream, Kind.COMPUTE, 20, batch)
+    times = dict(enumerate(slow, count // 2))
+    loop = looped(count, ("main", Kind.FETCH, lambda batch: times.get(batch, 100)), ("stream", Kind.COMPUTE, 20))
     return {finding.kind: finding for finding in lv.advise(loop.timeline())}
 
 
@@ -1452,27 +1442,21 @@ def on_a_gpu(looks, gap=4_000, steps=12, copies=0):
 
     The main thread was seen at `looks`: the ms after the gap began, in each step, and the line.
     """
-    builder = TimelineBuilder(Context("NVIDIA H100 80GB HBM3", "recorded"))
-    main, stream = builder.lane("main", "host", "main"), builder.lane("stream 7", "device", number=7)
-    now, seen = 0, []
+    spans, now, seen = [], 0, []
     for batch in range(steps):
-        start = now
+        start, of, copy = now, {"batch": batch}, {"batch": batch, "nbytes": 4096}
         for _ in range(copies):
-            builder.span(now, now + 30 * US, main, Kind.OPERATOR, "aten::copy_", batch=batch)
-            of = {"batch": batch, "nbytes": 4096}
-            call = builder.span(now + 10 * US, now + 16 * US, main, Kind.API, "cudaMemcpyAsync", **of)
-            copy = builder.span(now + 16 * US, now + 18 * US, stream, Kind.COPY_H2D, "copy", pinned=True, **of)
-            builder.arrow(call, copy, ArrowKind.LAUNCH)
-            now += 40 * US
-        seen += [Look(now + round((time - 3) * 1000) * US, 3_000 * US, line) for time, line in looks]
-        now += gap * US
-        call = builder.span(now, now + 10 * US, main, Kind.API, "cudaLaunchKernel", batch=batch)
-        kernel = builder.span(now + 10 * US, now + 30 * US, stream, Kind.COMPUTE, "gemm", batch=batch)
-        builder.arrow(call, kernel, ArrowKind.LAUNCH)
-        now += 30 * US
-        builder.span(start, now, main, Kind.RANGE, f"batch {batch}: 8 samples", batch=batch)
-    timeline = builder.build().self_check()
-    return replace(timeline, context=replace(timeline.context, looks=tuple(seen)))
+            spans += [("main", now, now + 30, Kind.OPERATOR, {"name": "aten::copy_"} | of),
+                      ("main", now + 10, now + 16, Kind.API, {"name": "cudaMemcpyAsync"} | copy),
+                      ("stream 7", now + 16, now + 18, Kind.COPY_H2D, {"pinned": True, "by": -1} | copy)]  # fmt: skip
+            now += 40
+        seen += [Look(now * US + round((time - 3) * 1000) * US, 3_000 * US, line) for time, line in looks]
+        now += gap + 30
+        spans += [("main", now - 30, now - 20, Kind.API, {"name": "cudaLaunchKernel"} | of),
+                  ("stream 7", now - 20, now, Kind.COMPUTE, {"by": -1} | of),
+                  ("main", start, now, Kind.RANGE, {"name": f"batch {batch}: 8 samples"} | of)]  # fmt: skip
+    known = {"device": "NVIDIA H100 80GB HBM3", "origin": "recorded", "looks": tuple(seen)}
+    return factory.made(*factory.us(spans), **known).self_check()
 
 
 def test_a_line_that_keeps_a_real_gpu_idle_is_where_the_loop_was_seen():
@@ -1662,14 +1646,7 @@ def test_a_loop_over_tensors_is_told_torchs_call_for_all_of_them():
 @pytest.mark.parametrize(("steps", "is_dear"), [(12, True), (40, False)])
 def test_workers_that_take_longer_to_start_than_they_save_are_told_to_stay(steps, is_dear):
     """A batch is waited for: 16 ms; to start a worker takes the main thread 15 ms."""
-
-    class Waits(TensorDataset):
-        def __getitem__(self, index):
-            time.sleep(0.002)
-            return super().__getitem__(index)
-
-    rows = Waits(torch.zeros(8 * steps, 32))
-    found = lv.advise(trained(backward, DataLoader(rows, 8, num_workers=2)))[0]
+    found = lv.advise(trained(backward, DataLoader(Sleeps(torch.zeros(8 * steps, 32)), 8, num_workers=2)))[0]
     pays = re.search(
         r"to start so many more takes \S+ \S+, as is assumed of this host, which pays from (\d+) steps", found.evidence
     )
@@ -1677,14 +1654,9 @@ def test_workers_that_take_longer_to_start_than_they_save_are_told_to_stay(steps
 
 
 def test_of_two_loaders_drawn_together_the_slow_one_is_named_and_a_step_takes_both_batches():
-    class Slow(TensorDataset):
-        def __getitem__(self, index):
-            with lv.costs(1e-3):
-                return super().__getitem__(index)
-
     with lv.record(on="a100") as recording:
         net = torch.nn.Linear(32, 32).cuda()
-        quick, slow = TensorDataset(torch.zeros(160, 32)), Slow(torch.zeros(160, 32))
+        quick, slow = TensorDataset(torch.zeros(160, 32)), Costs(1e-3, 160)
         for (x,), (u,) in zip(DataLoader(quick, 8, num_workers=1), DataLoader(slow, 8, num_workers=1), strict=True):
             backward(net, x.cuda() + u.cuda())
     first, summary = lv.advise(recording.timeline)[0], lv.summarize(recording.timeline)
@@ -1724,14 +1696,12 @@ def beside_a_decoder(**options):
     with lv.record(on="t4", host="laptop") as recording:
         ready, net = queue.Queue(8), torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(15)]).cuda()
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        thread = threading.Thread(target=decodes, name="decoder")
-        thread.start()
-        for _ in range(8):
-            loss = net(ready.get().cuda()).sum()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        thread.join()
+        with factory.beside(decodes, name="decoder"):
+            for _ in range(8):
+                loss = net(ready.get().cuda()).sum()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
     return recording.timeline
 
 

@@ -89,10 +89,15 @@ def test_binder_installs_into_its_own_python_with_the_parts_of_start_py(monkeypa
     assert [command[-1] for command in ran] == ["requirements.txt", "."]
 
 
-def test_a_clean_copy_has_all_of_these_files():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
+def listed(*options):
+    """The files that git keeps, a line each."""
+    found = subprocess.run(["git", "ls-files", *options], cwd=ROOT, capture_output=True, text=True)
+    if found.returncode:
         pytest.skip("this is no checkout of git")
+    return found.stdout.splitlines()
+
+
+def test_a_clean_copy_has_all_of_these_files():
     files = {
         ".devcontainer/devcontainer.json",
         "Dockerfile",
@@ -100,13 +105,10 @@ def test_a_clean_copy_has_all_of_these_files():
         ".binder/postBuild",
         ".binder/runtime.txt",
     }
-    assert files <= set(listed.stdout.splitlines())
-    assert not any(re.match("(?i)runtime.txt|apt.txt|environment.yml", name) for name in listed.stdout.splitlines())
+    assert files <= {*listed()}
+    assert not any(re.match("(?i)runtime.txt|apt.txt|environment.yml", name) for name in listed())
 
 
 def test_no_link_is_kept():
     """As that of an environment beside a checkout, which leads into one machine's folders."""
-    listed = subprocess.run(["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("this is no checkout of git")
-    assert [line for line in listed.stdout.splitlines() if line.startswith("120000")] == []
+    assert [line for line in listed("--stage") if line.startswith("120000")] == []

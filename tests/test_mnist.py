@@ -3,18 +3,17 @@
 import functools
 import gzip
 import hashlib
-import http.server
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 import zlib
 from pathlib import Path
 
+import factory
 import numpy as np
 import pytest
 import torch
@@ -252,22 +251,10 @@ def test_damage_in_a_file_is_an_error_that_names_it_and_the_file_stays(
 @pytest.fixture
 def mirror(tmp_path, put, monkeypatch):
     """A mirror on this machine with files that pass for MNIST; yields the paths that were asked for."""
-    asked = []
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            asked.append(self.path)
-
-    raw = put(tmp_path / "mirror", True, False, zipped=True)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(raw)))
-    online(monkeypatch, server.server_port)
     monkeypatch.setattr(mnist, "AUTO_SECONDS", 60.0)  # a loaded test machine is no reason to fail
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with factory.serving(put(tmp_path / "mirror", True, False, zipped=True), asked := []) as port:
+        online(monkeypatch, port)
+        yield asked
 
 
 def online(monkeypatch, port):
@@ -326,11 +313,9 @@ def test_a_mirror_that_says_nothing_or_nonsense_is_left_in_time(monkeypatch, ans
                 connection.recv(4096)
                 connection.sendall(answer)
 
-        thread = threading.Thread(target=speak if answer else bool)  # else the call is taken, and nothing said
-        thread.start()
-        online(monkeypatch, server.getsockname()[1])
-        assert re.search(told, str(mnist.find()))
-        thread.join()
+        with factory.beside(speak if answer else bool):  # else the call is taken, and nothing said
+            online(monkeypatch, server.getsockname()[1])
+            assert re.search(told, str(mnist.find()))
 
 
 def test_offline_and_false_never_try_and_a_cache_may_not_be_written_to(tmp_path, monkeypatch):

@@ -1,14 +1,12 @@
 """Setting up: which PyTorch start.py installs and what it says, and what is said without extras."""
 
 import functools
-import http.server
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
-import threading
 import tomllib
 import zipfile
 from pathlib import Path
@@ -16,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from factory import script
+from factory import script, serving
 
 from loaderviz import cli, notebooks
 from loaderviz.errors import LoadervizError
@@ -42,12 +40,8 @@ def index(tmp_path):
             wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{info}/RECORD", "")
         (folder / "index.html").write_text(f'<a href="{file}">{file}</a>')
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "index")
-    handler.func.log_message = lambda *_: None
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(tmp_path / "index") as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -51,13 +51,10 @@ def test_a_thread_that_goes_on_while_its_line_is_read_was_where_it_was_seen(monk
 
     space = {}
     exec(compile(FETCH, stations._FETCH, "exec"), space)
-    thread = threading.Thread(target=lambda: space["fetch"](samples()))
-    thread.start()
-    assert arrived.wait(10)
-    monkeypatch.setattr(linecache, "getline", line_of)
-    stack = stations.stack_of(thread.ident)
-    place = stations.place_of(stack)
-    thread.join()
+    with factory.beside(lambda: space["fetch"](samples())) as thread:
+        assert arrived.wait(10)
+        monkeypatch.setattr(linecache, "getline", line_of)
+        place = stations.place_of(stations.stack_of(thread.ident))
     line = read.__code__.co_firstlineno + 2
     assert place in ((Cause.INPUT, f"{__file__}:{line}"), (Cause.INPUT, f"{__file__}:{line - 1}"))
 
@@ -131,15 +128,13 @@ def test_a_stack_is_of_one_moment_while_its_thread_calls_and_returns():
         while not ended:
             begun[:] = [call(12)]
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    while not begun:
-        threading.Event().wait(0.01)
-    sys.setswitchinterval(1e-6)
-    stacks = [stations.stack_of(thread.ident) for _ in range(20_000)]
-    sys.setswitchinterval(before)
-    ended.append(True)
-    thread.join()
+    with factory.beside(work) as thread:
+        while not begun:
+            threading.Event().wait(0.01)
+        sys.setswitchinterval(1e-6)
+        stacks = [stations.stack_of(thread.ident) for _ in range(20_000)]
+        sys.setswitchinterval(before)
+        ended.append(True)
     gc.callbacks.pop()
     seen = {" ".join(call.code.co_name for call in stack) for stack in stacks}
     whole = re.compile(r"(\S+ ){0,2}(numbers )*(<genexpr> )?(call )*work run _bootstrap_inner _bootstrap")

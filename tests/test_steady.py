@@ -12,7 +12,7 @@ import loaderviz as lv
 from loaderviz.experiment import Images, as_it_is
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
 from loaderviz.metrics import describe, summarize
-from loaderviz.timeline import Cause, Context, Kind, TimelineBuilder
+from loaderviz.timeline import Cause, Kind
 
 FEW, MANY, EPOCH = 7, 23, 8  # batches; MANY - FEW are two whole epochs
 BESIDE_WORKERS = 71  # where four are busy beside the copies: so many that the last batches, without them, weigh little
@@ -116,20 +116,14 @@ def test_workers_that_are_started_in_each_epoch_stay_in_and_have_a_name():
 
 def loop(batches, first=0, prepared=500, cold=()):
     """A loop of steps of 100 ns, in batches of `cold` after 50 ns more in which memory is taken."""
-    builder = TimelineBuilder(Context())
-    main, stream = builder.lane("main", "host", "main"), builder.lane("stream 7", "device", number=7)
-    if prepared:
-        builder.span(0, prepared, main, Kind.OPERATOR, "start 2 workers")
-    now = prepared
+    spans, now = [("main", 0, prepared, Kind.OPERATOR, {"name": "start 2 workers"})] * (prepared > 0), prepared
     for batch in range(first, first + batches):
-        start = now
-        if batch in cold:
-            builder.span(now, now + 50, main, Kind.WAIT, "allocation", batch=batch, cause=Cause.ALLOCATION)
-            now += 50
-        builder.span(now, now + 80, stream, Kind.COMPUTE, "kernel", batch=batch)
+        start, now, of = now, now + 50 * (batch in cold), {"batch": batch}
+        spans += [("main", start, now, Kind.WAIT, {"cause": Cause.ALLOCATION} | of)] * (now > start)
+        spans += [("stream 7", now, now + 80, Kind.COMPUTE, of),
+                  ("main", start, now + 100, Kind.RANGE, {"name": f"batch {batch}: 8 samples"} | of)]  # fmt: skip
         now += 100
-        builder.span(start, now, main, Kind.RANGE, f"batch {batch}: 8 samples", batch=batch)
-    return builder.build().self_check()
+    return factory.made(*spans).self_check()
 
 
 def numbers(timeline):

@@ -20,7 +20,7 @@ import torch
 import loaderviz
 from loaderviz import export, words
 from loaderviz.analysis import calibration
-from loaderviz.timeline import Context, Kind, Look, Timeline, TimelineBuilder
+from loaderviz.timeline import Kind, Look, Timeline
 
 ROOT = Path(__file__).parents[1]
 FOLDER = 'Ada\'s "<b>secret</b>" & $HOME `x` ünï 🧵; %2F'  # every sign that a file system of Linux takes
@@ -390,11 +390,8 @@ def test_a_line_is_named_without_its_folders_and_files_of_one_name_apart():
 
 def lines_of(*files, **context):
     """A timeline with a call of each of these lines."""
-    builder = TimelineBuilder(Context(**context))
-    main = builder.lane("main", "host", "main")
-    for at, line in enumerate(files):
-        builder.span(10 * at, 10 * at + 5, main, Kind.API, "call", source=line)
-    return builder.build()
+    return factory.made(*(("main", 10 * at, 10 * at + 5, Kind.API, {"source": line}) for at, line in enumerate(files)),
+                        **context)  # fmt: skip
 
 
 def test_folders_are_kept_where_they_are_asked_for(tmp_path):

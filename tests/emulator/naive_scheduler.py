@@ -151,6 +151,10 @@ class Naive:
     def call(self, begin, name):
         self.host_spans.append((begin, self.now, "main", Kind.API, name))
 
+    def short_call(self, name, takes):
+        self.now += takes
+        self.call(self.now - takes, name)
+
     # The host's calls
 
     def stream(self, priority, *, blocking):
@@ -170,15 +174,11 @@ class Naive:
         return job
 
     def record_event(self, event, lane):
-        begin = self.now
-        self.now += self.host.event_call
-        self.call(begin, "cudaEventRecord")
+        self.short_call("cudaEventRecord", self.host.event_call)
         event.job = self.put(lane, None, "record", 0, self.now + self.gpu.launch_latency)
 
     def wait_event(self, lane, event):
-        begin = self.now
-        self.now += self.host.event_call
-        self.call(begin, "cudaStreamWaitEvent")
+        self.short_call("cudaStreamWaitEvent", self.host.event_call)
         if event.job:
             self.put(lane, None, "wait", 0, self.now).after.append(event.job)
 
@@ -258,9 +258,7 @@ class Naive:
         self.call(begin, name)
 
     def malloc(self, nbytes):
-        begin = self.now
-        self.now += self.gpu.malloc_small
-        self.call(begin, "cudaMalloc")
+        self.short_call("cudaMalloc", self.gpu.malloc_small)
 
     def free(self, nbytes):
         begin, jobs = self.now, list(self.jobs)
@@ -269,9 +267,7 @@ class Naive:
         self.call(begin, "cudaFree")
 
     def query(self, event):
-        begin = self.now
-        self.now += self.host.query
-        self.call(begin, "cudaEventQuery")
+        self.short_call("cudaEventQuery", self.host.query)
         self.catch_up()
         return event.job is None or event.job.end >= 0
 

@@ -162,22 +162,28 @@ def allocations(*sizes):
     return [("allocate", size, 1) for size in sizes]
 
 
+HELD = [("record_stream", 0, 0), ("free", 0)]  # by the default stream; two blocks are over, two are not
+WAITED_FOR = [*allocations(*[MIB] * 4), *HELD * 2, ("host_work", 300_000), ("work", 0, 300_000), *HELD * 2]
+WAITED_FOR += allocations(512)
+
+
 @settings(max_examples=200, deadline=None)
 @example(allocations(MIB, MIB - 512, 1), 64 * MIB)  # the smallest rest of a small segment
 @example(allocations(9 * MIB, 10 * MIB - 512, MIB + 512), 64 * MIB)  # and of a large one
 @example([*allocations(MIB), ("work", 1, 300_000), ("record_stream", 0, 1), ("free", 0), *allocations(MIB)], 64 * MIB)
+@example(WAITED_FOR, 64 * MIB)
 @given(operations, st.sampled_from([24 * MIB, 64 * MIB, 1000 * MIB]))
 def test_the_pool_agrees_with_a_naive_one(program, capacity):
     """The same addresses, sizes, cudaMalloc calls and refusals, whatever a program does; no two live blocks overlap."""
     runtime = Runtime(small_gpu(capacity), QUIET)
     streams = [runtime.default_stream, runtime.stream(), runtime.stream()]
     pool, model = DevicePool(runtime), NaivePool(capacity)
-    live = []
+    live, asked = [], []
     for name, *rest in program:
         if name == "allocate":
             size, stream = rest
             try:
-                piece = model.allocate(size, stream, runtime.is_over)
+                piece = model.allocate(size, stream, lambda marker: asked.append(marker) or runtime.is_over(marker))
             except NoRoom:
                 with pytest.raises(OutOfMemory):
                     pool.allocate(size, streams[stream])
@@ -224,7 +230,7 @@ def test_the_pool_agrees_with_a_naive_one(program, capacity):
     assert stats.allocations == stats.frees
     assert stats.mallocs == stats.releases
     assert stats.allocated_peak <= stats.active_peak <= stats.reserved_peak <= capacity
-    runtime.timeline()
+    assert names(runtime).get("cudaEventQuery", 0) == len(asked)  # up to the first of a stream that is not over
 
 
 # Device pool, rule by rule
@@ -245,25 +251,6 @@ def test_what_was_there_before_costs_nothing_now(runtime):
         pool.adopt(-1, runtime.default_stream)
     with pytest.raises(OutOfMemory, match="out of memory"):
         pool.adopt(runtime.gpu.memory, runtime.default_stream)
-
-
-def test_one_allocation_brings_back_all_that_is_over(runtime):
-    """The queue of a stream is polled until the first event that is not over."""
-    pool, side = DevicePool(runtime), runtime.stream()
-    blocks = [pool.allocate(MIB, side) for _ in range(4)]
-    for block in blocks[:2]:
-        pool.record_stream(block, runtime.default_stream)
-        pool.free(block)
-    runtime.host_work(1_000_000)
-    runtime.launch(10**9)
-    for block in blocks[2:]:
-        pool.record_stream(block, runtime.default_stream)
-        pool.free(block)
-    assert stats_of(pool).active == 4 * MIB
-    start = runtime.now
-    pool.allocate(512, side)
-    assert stats_of(pool).active == 2 * MIB + 512
-    assert runtime.now == start + 3 * runtime.host.query  # two that are over, one that is not
 
 
 def test_what_is_cached_is_told_for_each_stream_of_small_and_large_segments_together(runtime):

@@ -1,7 +1,7 @@
 """What advice on a file promises, beside sums by hand: traces as torch.profiler writes them, times in µs."""
 
 import pytest
-from trace_files import BASE, call, copy, note, op, read_events, work
+from trace_files import BASE, call, copy, note, op, read_events, repeated, work
 
 import loaderviz as lv
 
@@ -11,18 +11,18 @@ A100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}]}
 
 def masked(period, operator="aten::nonzero", asked=10, count=10):
     """A kernel of 100 µs, then an operator that reads its result, and other work of the host up to the next one."""
-    events = []
-    for n in range(count):
-        at = BASE + n * period
-        events += [
+    return repeated(
+        count,
+        period,
+        lambda n, at: [
             call("cudaLaunchKernel", at, 5, 3 * n + 1),
             work("gemm", at + 5, 100, 3 * n + 1),
             op(operator, at + asked, 110 - asked),
             call("cudaMemcpyAsync", at + asked + 1, 2, 3 * n + 2),
             copy(at + 106, 2, 3 * n + 2, "Memcpy DtoH (Device -> Pageable)", nbytes=8),
             call("cudaStreamSynchronize", at + asked + 4, 106 - asked, 3 * n + 3),
-        ]
-    return events
+        ],
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,8 @@ def test_a_wait_that_is_short_beside_what_the_host_does_is_not_told(tmp_path, pe
 
 def test_what_the_profiler_waits_for_as_it_begins_and_ends_is_no_wait_of_the_loop(tmp_path):
     events = [note("ProfilerStep#6", BASE, 2_000), call("cudaDeviceSynchronize", BASE + 5, 300, 90)]
-    for n in range(10):
-        at = BASE + 500 + 150 * n
-        events += [call("cudaLaunchKernel", at, 5, n + 1), work("gemm", at + 5, 50, n + 1)]
+    events += [call("cudaLaunchKernel", BASE + 500 + 150 * n, 5, n + 1) for n in range(10)]
+    events += [work("gemm", BASE + 505 + 150 * n, 50, n + 1) for n in range(10)]
     advice = lv.advise(read_events(tmp_path, *events, call("cudaDeviceSynchronize", BASE + 1_990, 9, 91)))
     assert "synchronizes-each-step" not in [each.kind for each in advice]
 
@@ -77,18 +76,18 @@ def test_a_gain_is_a_part_of_the_step_where_the_device_works_on_earlier_ones(tmp
     assert "steps that were launched before" in advice.judged if early else "launched before" not in advice.judged
 
 
-def pageable(nbytes, **outer):
-    events = []
-    for n in range(6):
-        at = BASE + 1_000 * n
-        events += [
+def pageable(nbytes):
+    return repeated(
+        6,
+        1_000,
+        lambda n, at: [
             note(f"ProfilerStep#{n + 3}", at, 1_000),
             call("cudaMemcpyAsync", at + 1, 500, 3 * n + 1),
             copy(at + 2, 500, 3 * n + 1, "Memcpy HtoD (Pageable -> Device)", nbytes=nbytes),
             call("cudaLaunchKernel", at + 505, 5, 3 * n + 2),
             work("gemm", at + 511, 400, 3 * n + 2),
-        ]
-    return events, outer
+        ],
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,8 +100,7 @@ def pageable(nbytes, **outer):
     ],
 )
 def test_pinned_copies_take_what_the_card_s_link_allows(tmp_path, nbytes, outer, left, told):
-    events, outer = pageable(nbytes, **outer)
-    found = {each.kind: each for each in lv.advise(read_events(tmp_path, *events, **outer), device=0)}
+    found = {each.kind: each for each in lv.advise(read_events(tmp_path, *pageable(nbytes), **outer), device=0)}
     finding = found.get("pageable-copy") or found.get("hidden-sync")
     if not told:
         assert finding is None

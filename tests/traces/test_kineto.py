@@ -18,6 +18,7 @@ from trace_files import (
     notes,
     op,
     read_events,
+    repeated,
     rows,
     straggling,
     trace,
@@ -525,16 +526,19 @@ def test_a_bare_list_of_events_without_its_end(tmp_path):
 
 def unmarked(loads, slices, first=0):
     """A loop whose steps nothing marks: so many with a DataLoader, each with two optimizers, then over slices."""
-    events, clock = [], BASE
-    for step in range(loads + slices):
-        if step < loads:
-            events.append(op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", clock, 20))
-        events += [call("cudaMalloc", clock + 22, 8, 0)] if step < first else []
-        events += [op("aten::mm", clock + 35, 3), call("cudaLaunchKernel", clock + 36, 2, step + 1)]
-        events += [work("gemm", clock + 40, 50, step + 1)]
-        events += [note(f"Optimizer.step#{name}.step", clock + at, 4) for name, at in (("SGD", 90), ("Adam", 95))]
-        clock += 100
-    return events
+    return repeated(
+        loads + slices,
+        100,
+        lambda n, at: [
+            *[op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 20)] * (n < loads),
+            *[call("cudaMalloc", at + 22, 8, 0)] * (n < first),
+            op("aten::mm", at + 35, 3),
+            call("cudaLaunchKernel", at + 36, 2, n + 1),
+            work("gemm", at + 40, 50, n + 1),
+            note("Optimizer.step#SGD.step", at + 90, 4),
+            note("Optimizer.step#Adam.step", at + 95, 4),
+        ],
+    )
 
 
 @pytest.mark.parametrize(("loads", "slices"), [(6, 0), (2, 0), (6, 9)])
@@ -581,17 +585,22 @@ def test_operators_know_the_nearest_line_outside_torch(tmp_path, indent):
     assert "with_stack=True" in advise(read_events(tmp_path, *loop())).judged
 
 
-def test_the_nearest_line_by_brute_force(tmp_path):
-    """Nested frames of one thread at random: the last that began and has not ended."""
-    frames, edges = [], sorted(random.sample(range(10_000), 400))
-    stack = []
-    for time in edges:
+def nested(count, most):
+    """Nested frames of one thread at random, (begin, end) in µs below `most`, and their events."""
+    frames, stack = [], []
+    for time in sorted(random.sample(range(most), count)):
         if stack and random.random() < 0.5:
             frames.append((stack.pop(), time))
         else:
             stack.append(time)
-    frames += [(begin, 10_000) for begin in stack]
-    events = [frame(f"a{n}.py({n}): f", BASE + begin, end - begin) for n, (begin, end) in enumerate(frames)]
+    frames += [(begin, most) for begin in stack]
+    return frames, [frame(f"a{n}.py({n}): f", BASE + begin, end - begin) for n, (begin, end) in enumerate(frames)]
+
+
+def test_the_nearest_line_by_brute_force(tmp_path):
+    """It is of the last frame that began and has not ended."""
+    frames, events = nested(400, 10_000)
+    edges = {edge for each in frames for edge in each}
     events += [op(f"op{time}", BASE + time, 0) for time in range(1, 10_000, 37) if time not in edges]
     for row in read_events(tmp_path, *events).rows():
         time = int(row.name.removeprefix("op"))
@@ -666,15 +675,8 @@ def test_a_kernel_that_is_loaded_when_it_is_first_launched_is_warm_up(tmp_path, 
 
 def test_pauses_by_brute_force(tmp_path):
     """Of each pause of 100 µs or more the innermost frame that is open for more than half of it, counted µs by µs."""
-    frames, stack = [], []
-    for time in sorted(random.sample(range(20_000), 120)):
-        if stack and random.random() < 0.5:
-            frames.append((stack.pop(), time))
-        else:
-            stack.append(time)
-    frames += [(begin, 20_000) for begin in stack]
+    frames, events = nested(120, 20_000)
     calls = sorted(random.sample(range(1, 20_000), 60))
-    events = [frame(f"a{n}.py({n}): f", BASE + begin, end - begin) for n, (begin, end) in enumerate(frames)]
     timeline = read_events(tmp_path, *events, *(op(f"op{time}", BASE + time, 1) for time in calls))
     expected = []
     for begin, end in itertools.pairwise(calls):
@@ -690,20 +692,21 @@ def test_pauses_by_brute_force(tmp_path):
 
 def test_a_line_that_calls_nothing_of_torch_is_named_by_its_frame(tmp_path):
     """A step of 1 ms on the GPU, before which a function of the program works for 4 ms; the line before it is known."""
-    events = [frame("train.py(1): main", BASE, 40_000)]
-    for step in range(8):
-        at = BASE + 5_000 * step
-        events += [
-            note(f"ProfilerStep#{step}", at, 5_000),
+    events = repeated(
+        8,
+        5_000,
+        lambda n, at: [
+            note(f"ProfilerStep#{n}", at, 5_000),
             frame("train.py(7): reset", at, 20),
             op("aten::zero_", at + 2, 5),
             frame("data.py(3): tokenize", at + 50, 3_900),
             frame("re/__init__.py(9): sub", at + 60, 3_800),
             op("aten::mm", at + 4_000, 20),
-            call("cudaLaunchKernel", at + 4_005, 5, step + 1),
-            work("gemm", at + 4_020, 900, step + 1),
-        ]
-    found = advise(read_events(tmp_path, *events))[0]
+            call("cudaLaunchKernel", at + 4_005, 5, n + 1),
+            work("gemm", at + 4_020, 900, n + 1),
+        ],
+    )
+    found = advise(read_events(tmp_path, frame("train.py(1): main", BASE, 40_000), *events))[0]
     assert found.kind == "other-work-in-loop" and found.evidence.startswith("data.py:3 takes")
 
 
@@ -712,16 +715,18 @@ def test_a_line_that_calls_nothing_of_torch_is_named_by_its_frame(tmp_path):
 def test_of_ranks_on_the_cpu_the_slow_one_is_judged(tmp_path, slow, what):
     """All of them are as long in their steps, since the others wait in the collective."""
     for rank in range(3):
-        events = []
-        for step in range(6):
-            at, more = BASE + 4_000 * step, 1_500 * (rank == slow)
-            loads, computes = 300 + more * (what == "loads"), 1_000 + more * (what == "computes")
-            events += [
-                note(f"ProfilerStep#{step}", at, 4_000),
+        loads = 1_800 if rank == slow and what == "loads" else 300
+        computes = 2_500 if rank == slow and what == "computes" else 1_000
+        events = repeated(
+            6,
+            4_000,
+            lambda n, at, loads=loads, computes=computes: [
+                note(f"ProfilerStep#{n}", at, 4_000),
                 op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, loads),
                 op("aten::addmm", at + loads, computes),
                 op("gloo:all_reduce", at + loads + computes, 3_900 - loads - computes),
-            ]
+            ],
+        )
         write(tmp_path, trace(*events, distributedInfo={"rank": rank, "backend": "gloo"}), f"{rank}.json")
     timeline = read(tmp_path)
     assert summarize(timeline).device == slow
@@ -763,16 +768,17 @@ def test_one_memset_is_not_said_to_be_lost(tmp_path, launched):
 @pytest.mark.parametrize("pinned", ["Pageable", "Pinned"])
 def test_a_plain_copy_to_the_host_is_a_wait_of_its_own(tmp_path, pinned):
     """Kernels of 100 µs, and `cudaMemcpy` of 200 µs, which returns when the copy is done."""
-    events = []
-    for n in range(10):
-        at = BASE + 400 * n
-        events += [
+    events = repeated(
+        10,
+        400,
+        lambda n, at: [
             note(f"ProfilerStep#{n}", at, 400),
             call("cudaLaunchKernel", at, 5, 2 * n + 1),
             work("gemm", at + 10, 100, 2 * n + 1),
             call("cudaMemcpy", at + 20, 292, 2 * n + 2),
             copy(at + 111, 200, 2 * n + 2, f"Memcpy DtoH (Device -> {pinned})", nbytes=2_000_000),
-        ]
+        ],
+    )
     found = advise(read_events(tmp_path, *events))[0]
     assert found.kind == "synchronizes-each-step" and "10 copies bring a result to the host" in found.evidence
     assert "total += loss.detach()" in found.change and found.expected_gain.per_step >= 200_000
@@ -781,9 +787,8 @@ def test_a_plain_copy_to_the_host_is_a_wait_of_its_own(tmp_path, pinned):
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_graph_is_said_to_be_captured_only_where_that_is_seen(tmp_path, captured):
     events = [call("cudaStreamBeginCapture", BASE + 900, 5, 900)] if captured else []
-    for n in range(40):
-        events.append(call("cudaLaunchKernel", BASE + 100 * n, 5, n + 1))
-        events += [work("gemm", BASE + 100 * n + 10, 50, n + 1)] if n < 10 or n == 39 else []
+    events += [call("cudaLaunchKernel", BASE + 100 * n, 5, n + 1) for n in range(40)]
+    events += [work("gemm", BASE + 100 * n + 10, 50, n + 1) for n in (*range(10), 39)]
     advice = advise(read_events(tmp_path, *events))
     told = next(each for each in advice if each.kind == "work-not-seen").evidence
     assert "29 of 39 launches have no work on the GPU: a CUDA graph is captured" in told
@@ -794,17 +799,17 @@ def test_a_graph_is_said_to_be_captured_only_where_that_is_seen(tmp_path, captur
 @pytest.mark.parametrize("lost", [0, 2, 4])  # of five launches a step
 def test_where_most_work_was_lost_nothing_else_comes_first(tmp_path, lost, captured):
     """The loop waits for data; what it could gain is not known unless it is seen why launches have no work."""
-    events, kernel = [call("cudaStreamBeginCapture", BASE, 5, 900)] if captured else [], 0
-    for step in range(10):
-        at = BASE + 1_000 * step
-        events += [
-            note(f"ProfilerStep#{step}", at, 1_000),
+    events = repeated(
+        10,
+        1_000,
+        lambda n, at: [
+            note(f"ProfilerStep#{n}", at, 1_000),
             op("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", at, 700),
-        ]
-        for n in range(5):
-            kernel += 1
-            events.append(call("cudaLaunchKernel", at + 710 + 50 * n, 5, kernel))
-            events += [work("gemm", at + 720 + 50 * n, 45, kernel)] if n >= lost else []
+            *[call("cudaLaunchKernel", at + 710 + 50 * k, 5, 5 * n + k + 1) for k in range(5)],
+            *[work("gemm", at + 720 + 50 * k, 45, 5 * n + k + 1) for k in range(lost, 5)],
+        ],
+    )
+    events += [call("cudaStreamBeginCapture", BASE, 5, 900)] * captured
     kinds = [finding.kind for finding in advise(read_events(tmp_path, *events))]
     assert ("work-not-seen" in kinds) is (lost == 4) and "waiting-for-data" in kinds
     assert kinds[0] == ("work-not-seen" if lost == 4 and not captured else "waiting-for-data")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from factory import real, shared
 from test_view_command import view
-from trace_files import BASE, call, copy, loop, note, notes, op, straggling, trace, work, write
+from trace_files import BASE, call, copy, loop, note, notes, op, repeated, straggling, trace, work, write
 
 import loaderviz
 from loaderviz.export import to_chrome_trace
@@ -18,15 +18,16 @@ from loaderviz.traces import TraceError, read
 
 def marked(count=6, first=3):
     """Steps of 100 µs; the kernel of each runs during the next one."""
-    events = []
-    for number in range(count):
-        begin = BASE + 100 * number
-        events += [
-            note(f"ProfilerStep#{first + number}", begin, 100),
-            op("aten::mm", begin + 5, 20),
-            call("cudaLaunchKernel", begin + 10, 5, number + 1),
-            work(f"gemm{first + number}", begin + 120, 60, number + 1),
-        ]
+    events = repeated(
+        count,
+        100,
+        lambda n, at: [
+            note(f"ProfilerStep#{first + n}", at, 100),
+            op("aten::mm", at + 5, 20),
+            call("cudaLaunchKernel", at + 10, 5, n + 1),
+            work(f"gemm{first + n}", at + 120, 60, n + 1),
+        ],
+    )
     return trace(*events)
 
 
@@ -172,18 +173,19 @@ def test_one_step_of_a_real_trace_has_all_of_its_spans(name, step, tmp_path):
 
 def counted_only(by, count=6, base=BASE):
     """Steps of 100 µs that a loader or an optimizer tells of; the kernel of each runs during the next one."""
-    events = []
-    for number in range(count):
-        begin = base + 100 * number
-        events += [
-            op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, 4) if by == "loader" else [],
-            op("aten::mm", begin + 5, 20),
-            call("cudaLaunchKernel", begin + 10, 5, number + 1),
-            op("autograd::engine", begin + 30, 5, tid=9),
-            work(f"gemm{number}", begin + 120, 60, number + 1),
-            note("Optimizer.step#SGD.step", begin + 80, 15),
-        ]
-    return [event for event in events if event]
+    return repeated(
+        count,
+        100,
+        lambda n, at: [
+            *[op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 4)] * (by == "loader"),
+            op("aten::mm", at + 5, 20),
+            call("cudaLaunchKernel", at + 10, 5, n + 1),
+            op("autograd::engine", at + 30, 5, tid=9),
+            work(f"gemm{n}", at + 120, 60, n + 1),
+            note("Optimizer.step#SGD.step", at + 80, 15),
+        ],
+        base,
+    )
 
 
 @pytest.mark.parametrize("by", ["loader", "optimizer"])

@@ -27,31 +27,6 @@ def folder(tmp_path):
     return ranks(tmp_path / "run")
 
 
-def archived(folder, kind):
-    path = folder.parent / f"run.{kind}"
-    if kind == "zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in folder.iterdir():
-                archive.write(file, f"a/b/{file.name}")
-            archive.writestr("a/readme.txt", "no trace")
-    else:
-        with tarfile.open(path, f"w:{kind.rpartition('.')[2].replace('tar', '')}") as archive:
-            archive.add(folder, "../../a")
-    return path
-
-
-@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
-def test_the_members_of_an_archive_are_read_as_the_files_of_a_folder(folder, kind, no_leftovers):
-    assert read(archived(folder, kind)) == read(folder)
-
-
-def test_a_file_in_a_zip_archive_alone(folder, no_leftovers):
-    path = folder.parent / "one.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.write(folder / "0.json.gz", "0.json.gz")
-    assert read(path) == read(folder / "0.json.gz")
-
-
 def test_folders_in_a_folder_and_patterns(folder, tmp_path):
     (tmp_path / "deep" / "deeper").mkdir(parents=True)
     for file in folder.iterdir():
@@ -65,9 +40,7 @@ def test_folders_in_a_folder_and_patterns(folder, tmp_path):
         read(tmp_path / "x*.json")
 
 
-def test_open_files(folder, no_leftovers):
-    with (folder / "0.json.gz").open("rb") as file:
-        assert read(file) == read(folder / "0.json.gz")
+def test_open_files_of_no_trace(no_leftovers):
     with pytest.raises(TypeError, match="open as text"):
         read(io.StringIO("{}"))
     with pytest.raises(TraceError, match="an empty file"):
@@ -86,7 +59,6 @@ def test_an_executor_reads_the_same(folder, pool):
 
 
 def test_some_of_the_ranks(folder):
-    assert read(folder, ranks=[0, 2]) == read([folder / "0.json.gz", folder / "2.json.gz"])
     assert read(folder, ranks=range(1, 2)) == read(folder / "1.json.gz")
     with pytest.raises(TraceError, match=r"no file in .* is of one of the ranks 7, 9"):
         read(folder, ranks=(7, 9))

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import tarfile
 import tempfile
 import time
@@ -26,6 +27,7 @@ from loaderviz.traces import TraceError, workers
 
 def packed(where, files, mode="w"):
     """A zip, or a tar archive written with `mode`, of (name, bytes)."""
+    where.parent.mkdir(exist_ok=True)
     if where.suffix == ".zip":
         with zipfile.ZipFile(where, "w") as archive:
             for name, data in files:
@@ -62,42 +64,47 @@ def late_of(table):
 # Archives that are not named by a path of their own
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_an_open_tar_archive_is_its_traces(run, files, tmp_path, mode):
-    place = packed(tmp_path / "run.tar", files, mode)
-    with open(place, "rb") as file:
-        assert lv.read(io.BytesIO(place.read_bytes())) == lv.read(file) == lv.read(run)
+def zips(files, at):
+    return [packed(at / "zips" / f"{name}.zip", [(name, data)]) for name, data in files]
 
 
-@pytest.mark.parametrize("where", ["archives", "archives/*.tar.gz", "archives/*", "outer.zip"])
-def test_a_tar_archive_in_a_folder_a_pattern_or_a_zip_archive_is_its_traces(run, files, tmp_path, where):
-    (tmp_path / "archives").mkdir()
-    inner = packed(tmp_path / "archives" / "all.tar.gz", files, "w:gz")
-    packed(tmp_path / "outer.zip", [("all.tar.gz", inner.read_bytes())])
-    assert lv.read(str(tmp_path / where)) == lv.read(run)
+def nested(files, at):
+    inner = packed(at / "archives" / "all.tar.gz", files, "w:gz")
+    packed(at / "outer.zip", [("all.tar.gz", inner.read_bytes())])
+    return at
 
 
-@pytest.mark.parametrize("name", ["all.tar", "all.tgz", "all.gz", "all.json", "all"])
-def test_an_archive_is_known_by_what_is_in_it(run, files, tmp_path, name):
-    place = packed(tmp_path / name, files, "w:gz" if "gz" in name else "w")
-    assert lv.read(place) == lv.read(run)
+def below(prefix, files):
+    return [(prefix + name, data) for name, data in files]
 
 
-def test_archives_in_a_folder_are_read_or_told(files, tmp_path):
-    folder = tmp_path / "archives"
-    folder.mkdir()
-    for name, data in files[1:]:
-        packed(folder / f"{name}.zip", [(name, data)])
-    (folder / "0.json").write_bytes(files[0][1])
-    names = [lane.name for lane in lv.read(folder).lanes]
-    assert {name.split()[1] for name in names if name.startswith("rank")} == {"0", "1", "2"}
+GIVEN = {
+    **{name: lambda files, at, name=name: packed(at / name, files, "w:gz" if "gz" in name else "w")
+       for name in ("all.zip", "all.tar", "all.tgz", "all.gz", "all.json", "all")},
+    **{where: lambda files, at, where=where: str(nested(files, at) / where)
+       for where in ("archives", "archives/*.tar.gz", "archives/*", "outer.zip")},
+    **{f"open, {mode}": lambda files, at, mode=mode: io.BytesIO(packed(at / "run.tar", files, mode).read_bytes())
+       for mode in ("w", "w:gz")},
+    **{f"of a folder, {kind}": lambda files, at, kind=kind: shutil.make_archive(at / "made", kind, at / "run")
+       for kind in ("zip", "tar", "gztar")},
+    **{f"below {on[:12]}, {name}": lambda files, at, name=name, on=on: packed(at / name, below(on, files))
+       for on in ("../../../evil/", "/evil/", "ünï/日本 ", "a" * 200 + "/") for name in ("a.zip", "a.tar")},
+    "beside a text": lambda files, at: packed(at / "a.zip", [*files, ("a/readme.txt", b"no trace")]),
+    "a later member of the same name": lambda files, at: packed(at / "updated.tar", [*files, files[0]]),
+    "a list of archives": zips,
+    "a pattern of archives": lambda files, at: (zips(files, at), str(at / "zips" / "*.zip"))[1],
+    "archives beside a file": lambda files, at: (
+        zips(files[1:], at), (at / "zips" / files[0][0]).write_bytes(files[0][1]), at / "zips")[-1],
+    "brackets in a folder's name": lambda files, at: (at / "run").rename(at / "lr[1]"),
+    "the same as text": lambda files, at: str((at / "run").rename(at / "lr[1]")),
+}  # fmt: skip
 
 
-def test_a_pattern_reads_archives_as_a_list_does(run, files, tmp_path):
-    for name, data in files:
-        packed(tmp_path / f"{name}.zip", [(name, data)])
-    assert lv.read(sorted(tmp_path.glob("*.zip"))) == lv.read(run)
-    assert lv.read(str(tmp_path / "*.zip")) == lv.read(run)
+@pytest.mark.parametrize("how", GIVEN)
+def test_the_traces_of_a_run_are_the_same_however_they_are_given(run, files, tmp_path, how):
+    whole = lv.read(run)
+    assert lv.read(GIVEN[how](files, tmp_path)) == whole
+    assert not Path("/evil").exists()
 
 
 def test_links_in_a_tar_archive_lead_nowhere_and_are_told(files, tmp_path):
@@ -111,11 +118,6 @@ def test_links_in_a_tar_archive_lead_nowhere_and_are_told(files, tmp_path):
     timeline = lv.read(place)
     assert not any("root:" in note for note in timeline.context.notes)
     assert sum(lane.name.endswith("main") for lane in timeline.lanes) == 3  # tar writes a second name as a hard link
-
-
-def test_a_later_member_of_the_same_name_replaces_the_earlier(files, tmp_path):
-    place = packed(tmp_path / "updated.tar", [*files, files[0]])
-    assert {lane.name.split()[0] for lane in lv.read(place).lanes} == {"rank"}
 
 
 @pytest.mark.parametrize("name", ["e.zip", "e.tar"])
@@ -132,14 +134,6 @@ def test_an_archive_in_a_gzip_file_is_not_called_damaged(files, tmp_path):
     with pytest.raises(TraceError) as told:
         lv.read(place)
     assert "damaged" not in str(told.value).replace(str(place), "")
-
-
-def test_odd_names_in_an_archive_change_nothing(run, files, tmp_path):
-    whole = lv.read(run)
-    for prefix in ("../../../evil/", "/evil/", "ünï/日本 ", "a" * 200 + "/"):
-        for name in ("a.zip", "a.tar"):
-            assert lv.read(packed(tmp_path / name, [(prefix + each, data) for each, data in files])) == whole
-    assert not Path("/evil").exists()
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tgz"])
@@ -242,13 +236,6 @@ def test_ranks_are_any_collection_of_numbers(run, given):
     assert lv.read(run, ranks=given) == lv.read([run / "0.json", run / "2.json"])
 
 
-def test_brackets_in_the_name_of_a_folder_are_no_pattern(tmp_path):
-    folder = tmp_path / "lr[1]"
-    folder.mkdir()
-    straggling(folder, 2, count=3)
-    assert lv.read(folder) == lv.read(str(folder)) == lv.read(sorted(folder.iterdir()))
-
-
 def test_links_and_odd_things_in_a_folder(run):
     whole = lv.read(run)
     (run / "self").symlink_to(run)
@@ -320,12 +307,7 @@ def test_the_table_is_that_of_the_timeline(tmp_path, late):
     met(tmp_path, [range(3, 9)] * 4, late=late)
     table, whole = lv.ranks(tmp_path), rank_table(lv.read(tmp_path))
     assert table.rows == whole.rows and late_of(table) == late_of(whole)
-    assert sorted(int(each.row.rank) for each in table.late) == late
-
-
-def test_a_table_equals_itself(tmp_path):
-    met(tmp_path, [range(3, 9)] * 4, late=[1])
-    assert lv.ranks(tmp_path) == lv.ranks(tmp_path)
+    assert sorted(int(each.row.rank) for each in table.late) == late and table == lv.ranks(tmp_path)
 
 
 def test_a_rank_that_is_there_twice_is_no_other_rank(tmp_path):
@@ -336,11 +318,7 @@ def test_a_rank_that_is_there_twice_is_no_other_rank(tmp_path):
     assert "3" not in [each.row.rank for each in table.late]
 
 
-def test_notes_of_an_archive_name_the_archive(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    met(folder, [range(3, 9)] * 3)
-    files = [(path.name, path.read_bytes()) for path in sorted(folder.iterdir())]
+def test_notes_of_an_archive_name_the_archive(files, tmp_path):
     place = packed(tmp_path / "run.zip", [*files, ("bad.json", json.dumps({"traceEvents": 3}).encode())])
     told = [note for note in lv.read(place).context.notes if "bad.json" in note]
     assert len(told) == 1 and tempfile.gettempdir() not in told[0]

@@ -149,7 +149,7 @@ def test_a_loader_that_prefetches_counts_its_own_hand_outs():
 
 def test_a_dataloader_in_a_second_thread_is_no_step():
     def loop():
-        factory.in_a_thread(lambda: train(data_loader(1)))
+        factory.in_threads(lambda: train(data_loader(1)))
         torch.ones(2).neg()
 
     timeline = record_cpu(loop)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from trace_files import BASE, call, copy, note, op, read_events, trace, work, write
+from trace_files import BASE, call, copy, note, op, read_events, repeated, trace, work, write
 
 import loaderviz as lv
 from loaderviz.timeline import Kind
@@ -15,27 +15,27 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 def loop(steps=8):
     """Each step fetches, allocates and page-locks memory, copies, waits for the copy, computes, and reads the loss."""
-    events, number = [], 0
-    for step in range(steps):
-        at, number = BASE + 1_000 * step, number + 10
-        events += [
-            note(f"batch {step}: 64 samples", at, 990),
+    return repeated(
+        steps,
+        1_000,
+        lambda n, at: [
+            note(f"batch {n}: 64 samples", at, 990),
             note(LOADER, at + 5, 100),
             op("aten::to", at + 110, 300),
-            call("cudaMalloc", at + 115, 40, number),
-            call("cudaHostAlloc", at + 160, 40, number + 1),
-            call("cudaMemcpyAsync", at + 210, 60, number + 2),
-            copy(at + 220, 70, number + 2, "Memcpy HtoD (Pageable -> Device)", nbytes=100_000),
-            call("cudaStreamSynchronize", at + 275, 20, number + 3),
-            call("cudaFree", at + 300, 30, number + 4),
-            call("cudaEventRecord", at + 420, 5, number + 5),
-            call("cudaLaunchKernel", at + 430, 10, number + 6),
-            work("gemm", at + 445, 200, number + 6),
-            call("cudaMemcpyAsync", at + 660, 10, number + 7),
-            copy(at + 680, 5, number + 7, "Memcpy DtoH (Device -> Pageable)", nbytes=4),
-            call("cudaStreamSynchronize", at + 690, 20, number + 8),
-        ]
-    return events
+            call("cudaMalloc", at + 115, 40, 10 * n + 10),
+            call("cudaHostAlloc", at + 160, 40, 10 * n + 11),
+            call("cudaMemcpyAsync", at + 210, 60, 10 * n + 12),
+            copy(at + 220, 70, 10 * n + 12, "Memcpy HtoD (Pageable -> Device)", nbytes=100_000),
+            call("cudaStreamSynchronize", at + 275, 20, 10 * n + 13),
+            call("cudaFree", at + 300, 30, 10 * n + 14),
+            call("cudaEventRecord", at + 420, 5, 10 * n + 15),
+            call("cudaLaunchKernel", at + 430, 10, 10 * n + 16),
+            work("gemm", at + 445, 200, 10 * n + 16),
+            call("cudaMemcpyAsync", at + 660, 10, 10 * n + 17),
+            copy(at + 680, 5, 10 * n + 17, "Memcpy DtoH (Device -> Pageable)", nbytes=4),
+            call("cudaStreamSynchronize", at + 690, 20, 10 * n + 18),
+        ],
+    )
 
 
 def told(timeline, vendor="cuda"):

@@ -1,7 +1,7 @@
 """What a trace tells about waiting: blocked calls, event arrows, DataLoader; and cause by cause."""
 
 import pytest
-from trace_files import BASE, call, copy, note, op, read_events, rows, work
+from trace_files import BASE, call, copy, note, op, read_events, repeated, rows, work
 
 from loaderviz import summarize
 from loaderviz.timeline import ArrowKind, Cause, Kind
@@ -45,14 +45,15 @@ def test_copies_that_block(tmp_path, name, memory, began, cause):
 
 def test_waits_do_not_move_arrows(tmp_path):
     """Rows are added between rows: arrows must still join the same spans."""
-    events = []
-    for number in range(1, 30):
-        at = BASE + 100 * number
-        events += [
-            call("cudaLaunchKernel", at, 5, number),
-            work(f"k{number}", at + 20, 30, number),
-            call("cudaStreamSynchronize", at + 10, 45, 1_000 + number),
-        ]
+    events = repeated(
+        29,
+        100,
+        lambda n, at: [
+            call("cudaLaunchKernel", at, 5, n + 1),
+            work(f"k{n}", at + 20, 30, n + 1),
+            call("cudaStreamSynchronize", at + 10, 45, 1_000 + n),
+        ],
+    )
     timeline = read_events(tmp_path, *events)
     assert len(rows(timeline, Kind.WAIT)) == 29
     for tail, head in zip(timeline.arrows["tail"], timeline.arrows["head"], strict=True):

@@ -55,6 +55,11 @@ def loop(base=BASE):
     ]
 
 
+def repeated(count, period, events, first=BASE):
+    """Of so many steps of `period` µs the `events(n, at)` of each, where it is the nth and begins at `at`."""
+    return [event for n in range(count) for event in events(n, first + n * period)]
+
+
 def write(folder, data, name="trace.json"):
     """Write a trace (dict, list, text or bytes), gzip if the name says so."""
     path = Path(folder) / name
@@ -66,18 +71,19 @@ def write(folder, data, name="trace.json"):
 def straggling(folder, late, count=12, steps=6):
     """Files of `count` ranks that reduce in each step; the loader of rank `late` takes 300 µs longer than any other."""
     for rank in range(count):
-        events = []
-        for step in range(steps):
-            begin, number = BASE + 1_000 * step, 10 * step
-            came = begin + 400 + (300 if rank == late else 5 * rank)
-            events += [
-                note(f"ProfilerStep#{step + 3}", begin, 1_000),
-                op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, came - begin - 350),
-                call("cudaLaunchKernel", came - 340, 5, number + 1),
-                work("gemm", came - 330, 320, number + 1, device=rank),
-                call("cudaLaunchKernel", came - 300, 5, number + 2),
-                work("ncclDevKernel_AllReduce_Sum", came, begin + 900 - came, number + 2, stream=20, device=rank),
-            ]
+        loads = 50 + (300 if rank == late else 5 * rank)
+        events = repeated(
+            steps,
+            1_000,
+            lambda n, at, loads=loads, rank=rank: [
+                note(f"ProfilerStep#{n + 3}", at, 1_000),
+                op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, loads),
+                call("cudaLaunchKernel", at + loads + 10, 5, 10 * n + 1),
+                work("gemm", at + loads + 20, 320, 10 * n + 1, device=rank),
+                call("cudaLaunchKernel", at + loads + 50, 5, 10 * n + 2),
+                work("ncclDevKernel_AllReduce_Sum", at + loads + 350, 550 - loads, 10 * n + 2, 20, device=rank),
+            ],
+        )
         write(folder, trace(*events, distributedInfo={"rank": rank}), f"{rank}.json")
 
 

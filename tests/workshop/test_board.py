@@ -8,8 +8,9 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from contextlib import closing
+from contextlib import closing, suppress
 
+import factory
 import pytest
 
 from loaderviz import cli, workshop
@@ -233,12 +234,14 @@ def test_what_is_no_request(served, raw, capfd):
     with closing(socket.create_connection(("127.0.0.1", server.port), timeout=30)) as connection:
         connection.sendall(raw)
         connection.shutdown(socket.SHUT_WR)
-        try:
-            while connection.recv(4096):
-                pass
-        except ConnectionResetError:
-            pass
+        until_closed(connection)
     assert get(server, f"/{CODE}")[0] == 200 and capfd.readouterr() == ("", "")
+
+
+def until_closed(connection):
+    with suppress(ConnectionError):
+        while connection.recv(4096):
+            pass
 
 
 @pytest.mark.parametrize("raw", [b"", b"GET ", b"POST /K7QM2XPA HTTP/1.1\r\nContent-Length: 500\r\n\r\n{"])
@@ -250,21 +253,13 @@ def test_a_slow_client_is_closed_whatever_it_has_sent(served, monkeypatch, raw):
         connection.sendall(raw)
 
         def drip():  # each piece comes in time
-            while not stop.wait(0.01):
-                try:
+            with suppress(OSError):
+                while not stop.wait(0.01):
                     connection.send(b"x")
-                except OSError:
-                    return
 
-        thread = threading.Thread(target=drip)
-        thread.start()
-        try:
-            while connection.recv(999):
-                pass
-        except ConnectionError:
-            pass
-        stop.set()
-        thread.join()
+        with factory.beside(drip):
+            until_closed(connection)
+            stop.set()
     assert get(server, f"/{CODE}")[0] == 200
 
 

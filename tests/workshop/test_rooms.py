@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import get_args
 from unittest.mock import Mock
 
+import factory
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -369,15 +370,16 @@ def test_lines_wait_for_a_server_that_is_away_and_the_oldest_make_room(monkeypat
     assert "did not reach" not in repr(workshop.room())
 
 
+def answer(server, reply, asked):
+    """Take one connection, note what is asked for, and send this."""
+    connection, _ = server.accept()
+    with connection:
+        asked.append(connection.recv(4096))
+        connection.sendall(reply)
+
+
 def test_neither_a_proxy_nor_another_place_gets_a_line(monkeypatch):
     asked = []
-
-    def answers(server, reply):
-        connection, _ = server.accept()
-        with connection:
-            asked.append(connection.recv(4096))
-            connection.sendall(reply)
-
     with (
         closing(socket.create_server(("127.0.0.1", 0))) as server,
         closing(socket.create_server(("127.0.0.1", 0))) as other,
@@ -386,10 +388,8 @@ def test_neither_a_proxy_nor_another_place_gets_a_line(monkeypatch):
         for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
             monkeypatch.setenv(name, elsewhere)
         reply = f"HTTP/1.0 307 x\r\nLocation: {elsewhere}/CODE\r\nContent-Length: 0\r\n\r\n".encode()
-        thread = threading.Thread(target=answers, args=(server, reply))
-        thread.start()
-        assert rooms.post(f"http://127.0.0.1:{server.getsockname()[1]}/CODE", ADA.line()) == 307
-        thread.join()
+        with factory.beside(answer, args=(server, reply, asked)):
+            assert rooms.post(f"http://127.0.0.1:{server.getsockname()[1]}/CODE", ADA.line()) == 307
         other.settimeout(0.2)
         with pytest.raises(TimeoutError):
             other.accept()
@@ -400,18 +400,11 @@ def test_neither_a_proxy_nor_another_place_gets_a_line(monkeypatch):
     "reply", [b"", b"\0\1\2" * 50, b"HTTP/1.0 500 no\r\n\r\n", b"HTTP/1.0 403 no\r\n\r\n", b"x" * 90000]
 )
 def test_a_server_of_another_kind_fails_no_check(reply):
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-
-        def answer():
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(4096)
-                connection.sendall(reply)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as server,
+        factory.beside(answer, args=(server, reply, [])),
+    ):
         rooms._here.where = f"http://127.0.0.1:{server.getsockname()[1]}/CODE"
         assert exercise().check(lambda copies: 1).passed
         settle()
-        thread.join()
     assert "did not reach the room" in repr(workshop.room()) and len(rooms._here.waiting) == 1

@@ -23,7 +23,7 @@ from loaderviz.timeline import Kind
 
 torchvision = import_torchvision()
 Image = pytest.importorskip("PIL.Image")
-ImageEnhance = pytest.importorskip("PIL.ImageEnhance")
+ImageEnhance, ImageOps = (pytest.importorskip(f"PIL.{name}") for name in ("ImageEnhance", "ImageOps"))
 
 NEEDED = [entry.name for entry in fields(Host) if entry.default is MISSING and entry.default_factory is MISSING]
 FREE = dict.fromkeys(NEEDED, 0) | {"name": "table", "memory_bandwidth": 10**15}
@@ -139,12 +139,13 @@ def test_a_draft_reads_the_whole_file_and_makes_a_smaller_picture():
     assert cost(fetch) == 46_000 + (6_600 * len(data) + 700 * BYTES // 4) // 1000
 
 
-def test_declared_time_takes_the_place_of_decoding(file):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_declared_time_takes_the_place_of_decoding(file, workers):
     def fetch():
         with lv.costs(1e-3):
-            np.asarray(Image.open(file[0]).convert("RGB"))
+            np.asarray(ImageOps.mirror(Image.open(file[0]).convert("RGB").resize((64, 64))).crop((0, 0, 9, 9)))
 
-    assert cost(fetch) == 1_000_000
+    assert recorded(Items([fetch] * 3), workers=workers)[0] == [1_000_000] * 3
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -8,7 +8,8 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from programs import Samples
+from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz.emulator import Host
@@ -130,19 +131,6 @@ def test_an_optimizer_costs_its_step_its_parameters_and_its_operators(foreach, o
 ONE = torch.zeros(1)
 
 
-class Data(Dataset):
-    """`work(sample)` is done for each of four samples."""
-
-    def __init__(self, work, samples):
-        self.work, self.samples = work, samples
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return self.work(self.samples[index])
-
-
 def burnt(seconds):
     """Keep the processor busy."""
     end = time.thread_time_ns() + seconds * 10**9
@@ -161,7 +149,7 @@ def fetches(work, sample, workers=0, **fields):
     """Return what the fetches of two batches of two samples cost, beyond what they cost without the work."""
     host = replace(FREE, fetch_base=7, **fields)
     with lv.record(on="a100", host=host) as recording:
-        list(DataLoader(Data(work, [sample] * 4), 2, num_workers=workers))
+        list(DataLoader(Samples(lambda index: work(sample)), 2, num_workers=workers))
     return [span.duration - 7 for span in recording.timeline.rows(Kind.FETCH)], recording
 
 
@@ -202,7 +190,7 @@ def test_a_file_costs_the_disk_in_the_first_epoch_and_the_page_cache_in_the_seco
 
     host = replace(FREE, disk=10**6, disk_latency=10, memory_bandwidth=10**9)
     with lv.record(on="a100", host=host) as recording:
-        loader = DataLoader(Data(read, range(4)), 2, num_workers=workers, persistent_workers=bool(workers))
+        loader = DataLoader(Samples(read), 2, num_workers=workers, persistent_workers=bool(workers))
         for _ in range(2):
             list(loader)
     took = [span.duration for span in recording.timeline.rows(Kind.FETCH)]
@@ -309,7 +297,7 @@ def test_of_a_large_file_only_what_is_read_costs(tmp_path, read, least, most, wo
     expected, size = read(path), path.stat().st_size
     host = replace(FREE, disk=10**9, memory_bandwidth=2 * 10**9)  # disk and page cache: a ns a byte each
     with lv.record(on="a100", host=host, hazards="off") as recording:
-        found = [int(each) for each in DataLoader(Data(read, [path] * 4), None, num_workers=workers)]
+        found = [int(each) for each in DataLoader(Samples(lambda index: read(path)), None, num_workers=workers)]
     assert found == [expected] * 4
     first, second, *_ = [span.duration for span in recording.timeline.rows(Kind.FETCH)] or [0, 0]
     count = first // 2
@@ -349,7 +337,7 @@ def test_a_file_that_is_opened_in_a_fetch_is_what_open_gives(tmp_path, mode, opt
 
     plain, found = look(0), []
     with lv.record(on="a100", host="laptop", hazards="off"):
-        found.extend(DataLoader(Data(look, [0] * 4), None, collate_fn=lambda each: each))
+        found.extend(DataLoader(Samples(lambda index: look(0)), None, collate_fn=lambda each: each))
     assert found == [plain] * 4
 
 
@@ -393,17 +381,6 @@ def test_what_a_data_set_takes_and_stacks_beyond_two_tensors_a_sample_has_a_pric
     sample, taken, stacked = TAKEN[name]
     host = replace(FREE, fetch_per_sample=6 * 10**5)
     with lv.record(on="a100", host=host) as recording:
-        list(DataLoader(Taking(sample), 8, num_workers=workers))
+        list(DataLoader(Samples(sample, 16), 8, num_workers=workers))
     more = max(0, 8 * (taken - 2)) * 2 * 10**5 + max(0, 8 * (stacked - 2)) * 10**5
     assert [span.duration for span in recording.timeline.rows(Kind.FETCH)] == 2 * [8 * 6 * 10**5 + more]
-
-
-class Taking(Dataset):
-    def __init__(self, sample):
-        self.sample = sample
-
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, index):
-        return self.sample(index)

@@ -7,11 +7,12 @@ take 150 us more than without a recording, for the frame of its fetch.
 import io
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from programs import Samples
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 import loaderviz as lv
@@ -19,17 +20,6 @@ from loaderviz.emulator import host
 from loaderviz.timeline import Kind
 
 BATCH, BATCHES = 64, 4
-
-
-class Items:
-    def __init__(self, make: Callable[[int], object]) -> None:
-        self.make = make
-
-    def __len__(self) -> int:
-        return BATCH * BATCHES
-
-    def __getitem__(self, index: int) -> object:
-        return self.make(index)
 
 
 def asleep(index):
@@ -42,6 +32,7 @@ def read(path):
         return file.read()
 
 
+Items = partial(Samples, count=BATCH * BATCHES)
 ROWS = torch.rand(BATCH * BATCHES, 8)
 INTO = io.BytesIO()
 torch.save(ROWS, INTO)

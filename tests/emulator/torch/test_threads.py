@@ -20,7 +20,7 @@ from functools import partial
 
 import pytest
 import torch
-from factory import in_a_thread
+from factory import beside, in_threads
 from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
@@ -121,12 +121,10 @@ def loop_beside_the_main_thread(device):
 
             await asyncio.gather(load(), hand_out())
 
-    thread = threading.Thread(target=lambda: asyncio.run(pipeline()))
-    thread.start()
-    for item in iter(sink.get, None):
-        results.append(item.sum().item())
-        work(3e-4)
-    thread.join()
+    with beside(lambda: asyncio.run(pipeline())):
+        for item in iter(sink.get, None):
+            results.append(item.sum().item())
+            work(3e-4)
     return results
 
 
@@ -222,8 +220,7 @@ def test_r51_locks_are_taken_in_the_order_of_virtual_time():
 
         with lv.record(on="a100", host=HOST):
             locks = threading.Lock(), threading.Lock()
-            for thread in started(*[partial(run, n, plan, locks, order) for n, plan in enumerate(plans)]):
-                thread.join()
+            in_threads(*[partial(run, n, plan, locks, order) for n, plan in enumerate(plans)])
         assert order == simulated(plans), seed
 
 
@@ -263,7 +260,7 @@ def test_r52_a_thread_has_a_current_stream_of_its_own_and_begins_on_the_default_
     with lv.record(on="a100", host=HOST):
         default, side = torch.cuda.current_stream(), torch.cuda.Stream()
         with torch.cuda.stream(side):
-            in_a_thread(second)
+            in_threads(second)
             assert torch.cuda.current_stream() == side
         assert seen["begins"] == default
         assert seen["has"] not in (default, side)
@@ -285,8 +282,7 @@ def test_who_waits_for_the_gpu_does_not_hold_others_back():
         order.append("worked")
 
     with lv.record(on="t4", host=HOST) as recording:
-        for thread in started(waits, works):
-            thread.join()
+        in_threads(waits, works)
     assert order == ["worked", "waited"]
     timeline = recording.timeline
     [wait] = (timeline.cause == Cause.SYNCHRONIZE).nonzero()[0]
@@ -326,7 +322,7 @@ def test_a_time_out_is_virtual(name):
         taken.append(now() - start)
 
     with lv.record(on="a100"):
-        in_a_thread(second)
+        in_threads(second)
     assert 5000 * MS <= taken[0] < 5002 * MS
 
 
@@ -340,8 +336,7 @@ def test_a_barrier_lets_all_through_when_the_last_one_is_there():
 
     with lv.record(on="a100", host=HOST):
         barrier = threading.Barrier(3)
-        for thread in started(*[partial(run, n) for n in range(3)]):
-            thread.join()
+        in_threads(*[partial(run, n) for n in range(3)])
     assert min(passed) >= 2 * MS and max(passed) - 2 * MS < 0.2 * MS
 
 
@@ -483,10 +478,14 @@ def test_a_wait_that_the_recording_cannot_see_is_refused_with_the_stack(silent, 
     assert "older.acquire(timeout=60)" in str(refused.value)
 
 
-def test_a_loop_that_looks_at_a_variable_is_refused(monkeypatch, silent):
-    monkeypatch.setattr(threads, "LOOK", 0.01)
-    monkeypatch.setattr(threads, "SPINS", 20)
-    monkeypatch.setattr(threads, "WORKS", 0)
+@pytest.fixture
+def impatient(monkeypatch):
+    """What loops is looked at soon, and seldom."""
+    for name, value in (("LOOK", 0.01), ("SPINS", 5), ("WORKS", 0)):
+        monkeypatch.setattr(threads, name, value)
+
+
+def test_a_loop_that_looks_at_a_variable_is_refused(impatient, silent):
     done = []
     says = "the main thread loops over something"
     with pytest.raises(NotModelledError, match=says), lv.record(on="a100"):
@@ -509,7 +508,7 @@ def test_a_fetch_that_waits_for_a_thread_is_refused(name):
     says = "waits for a thread of the program while it fetches"
     with pytest.raises(NotModelledError, match=says), lv.record(on="a100"):
         ready, event, lock = queue.Queue(), threading.Event(), holding(threading.Lock())
-        in_a_thread(lambda: torch.ones(1, device="cuda"))
+        in_threads(lambda: torch.ones(1, device="cuda"))
         [thread] = started(lambda: (work(1e-3), ready.put(1), event.set(), lock.release()))
         next(iter(DataLoader([0], collate_fn=lambda _: WAITS_IN_A_FETCH[name](ready, event, lock))))
     thread.join()
@@ -534,10 +533,7 @@ def test_a_fetch_that_waits_for_a_thread_waits_as_it_is_where_none_uses_the_gpu(
     assert batch == 1 and "while it fetches" in note_of(recording) and recording.timeline.self_check()
 
 
-def test_a_loop_that_looks_at_a_variable_of_a_thread_without_gpu_comes_to_its_end(monkeypatch):
-    monkeypatch.setattr(threads, "LOOK", 0.01)
-    monkeypatch.setattr(threads, "SPINS", 5)
-    monkeypatch.setattr(threads, "WORKS", 0)
+def test_a_loop_that_looks_at_a_variable_of_a_thread_without_gpu_comes_to_its_end(impatient):
     done = []
     with lv.record(on="a100") as recording:
         started(lambda: done.append(torch.ones(3).sum().item()))
@@ -589,7 +585,7 @@ def test_a_recording_that_stops_early_lets_threads_without_gpu_go_on():
             net(ready.get().to("cuda")).sum().backward()
         assert Session.active.since_stop()
         thread.join()
-        in_a_thread(lambda: done.append(torch.ones(3).sum().item()))
+        in_threads(lambda: done.append(torch.ones(3).sum().item()))
     assert done == [1, 3] and len(recording.timeline.self_check()) > 4
 
 
@@ -601,7 +597,7 @@ def test_a_thread_that_begins_after_an_early_stop_uses_the_gpu():
             recording.step()
             x = x * 1
         assert Session.active.since_stop()
-        in_a_thread(lambda: seen.append((x + torch.ones(3, device="cuda")).cpu().tolist()))
+        in_threads(lambda: seen.append((x + torch.ones(3, device="cuda")).cpu().tolist()))
         assert (x + 1).is_cuda
     assert seen == [[2, 2, 2]]
 
@@ -693,19 +689,16 @@ def test_a_thread_that_could_not_be_started_has_no_turn(monkeypatch):
             patch.setattr(threading, "_start_joinable_thread", no_more, raising=False)
             with pytest.raises(RuntimeError, match="no more"):
                 thread.start()
-        in_a_thread(lambda: torch.ones(1, device="cuda"))
+        in_threads(lambda: torch.ones(1, device="cuda"))
         time.sleep(1e-3)
 
 
 def test_a_server_in_a_thread_runs_in_real_time_as_before():
     server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    with lv.record(on="a100"):
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with lv.record(on="a100"), beside(partial(server.serve_forever, 0.01)):
         with pytest.raises(urllib.error.HTTPError, match="501"):
             urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}", timeout=60)
         server.shutdown()
-        thread.join()
     server.server_close()
 
 
@@ -731,10 +724,7 @@ def test_what_is_kept_of_a_run_with_threads_is_that_part_of_the_whole():
     assert list(part.rows()) == list(cut(whole, 3, 4, by_call=True).rows())
 
 
-def test_a_timeline_that_takes_long_to_be_built_is_no_loop_of_the_program(monkeypatch):
-    monkeypatch.setattr(threads, "LOOK", 1e-3)
-    monkeypatch.setattr(threads, "WORKS", 0)
-    monkeypatch.setattr(threads, "SPINS", 2)
+def test_a_timeline_that_takes_long_to_be_built_is_no_loop_of_the_program(impatient, monkeypatch):
     finish = Session.finish
 
     def slow(session):

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from factory import beside, in_threads
 
 import loaderviz as lv
 from loaderviz.emulator.hardware import Host
@@ -33,11 +34,7 @@ def together(*runs, host=HOST):
         ends[number] = now()
 
     with lv.record(on="a100", host=host) as recording:
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(len(runs))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(partial(run, number) for number in range(len(runs))))
         end = now()
     return ends, end, recording.timeline.self_check()
 
@@ -150,20 +147,16 @@ def test_r53_who_waits_has_let_go_of_the_lock(wait):
             torch.cuda._sleep(70_000_000)
             torch.cuda.synchronize()
         else:
-            thread = threading.Thread(target=time.sleep, args=(0.05,))
-            thread.start()
-            thread.join()
+            in_threads(partial(time.sleep, 0.05))
 
     with lv.record(on="a100", host=HOST):
         lock, ready = threading.Lock(), queue.Queue()
         lock.acquire()
-        thread = threading.Thread(target=waits)
-        thread.start()
-        time.sleep(1e-3)
-        before = now()
-        work(0.02)
-        assert now() - before == 20 * MS
-        thread.join()
+        with beside(waits):
+            time.sleep(1e-3)
+            before = now()
+            work(0.02)
+            assert now() - before == 20 * MS
 
 
 def test_waits_for_the_lock_are_told_by_their_cause():

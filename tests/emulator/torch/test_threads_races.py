@@ -6,10 +6,11 @@ import queue
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
-from factory import in_a_thread
+from factory import beside, in_threads
 
 import loaderviz as lv
 
@@ -132,17 +133,12 @@ def handed_over(between, *, waits=True, joins=False):
                 slot.value = x, side.record_event()
             tell()
 
-        thread = threading.Thread(target=makes)
-        thread.start()
-        if joins:
-            thread.join()
-        else:
-            wait()
-        x, ready = slot.value
-        if waits:
-            torch.cuda.current_stream().wait_event(ready)
-        slot.seen = (x + 1).sum().item()  # used here
-        thread.join()
+        with beside(makes) as thread:
+            thread.join() if joins else wait()
+            x, ready = slot.value
+            if waits:
+                torch.cuda.current_stream().wait_event(ready)
+            slot.seen = (x + 1).sum().item()  # used here
     return recording, slot.seen
 
 
@@ -225,11 +221,9 @@ def test_a_thread_refills_a_pinned_buffer_that_another_ones_copy_reads():
                     torch.cuda.synchronize()
                 ready.put(1)
 
-            thread = threading.Thread(target=copies)
-            thread.start()
-            ready.get()
-            buffer.fill_(1)
-            thread.join()
+            with beside(copies):
+                ready.get()
+                buffer.fill_(1)
         return recording.hazards
 
     [hazard] = run(False)
@@ -248,7 +242,7 @@ def test_what_a_thread_has_waited_for_its_starter_and_its_successors_know():
             stream.synchronize()
 
         for i in range(6):
-            in_a_thread(lambda i=i: step(streams[i % 3]))
+            in_threads(lambda i=i: step(streams[i % 3]))
         assert x[0].item() == 64
     assert not recording.hazards
 
@@ -267,11 +261,7 @@ def test_memory_that_one_thread_lets_go_of_may_be_another_ones():
                 x.mul_(2)
             here.wait_stream(side)
 
-        threads = [threading.Thread(target=uses, args=(i * 1e-2,)) for i in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(partial(uses, i * 1e-2) for i in range(3)))
         assert torch.cuda.max_memory_allocated() == 4 << 20
 
 
@@ -288,7 +278,7 @@ def test_a_race_that_is_to_be_raised_is_raised_in_the_thread_that_meets_it():
                 except lv.LoadervizError as problem:
                     caught.append(problem)
 
-        in_a_thread(meets)
+        in_threads(meets)
     assert [type(each).__name__ for each in caught] == ["RaceError"]
 
 
@@ -317,9 +307,7 @@ def test_a_wait_that_only_another_thread_needs_is_not_called_needless():
             with torch.cuda.stream(side):
                 x.add(1)
 
-        thread = threading.Thread(target=reads)
-        thread.start()
-        side.wait_stream(torch.cuda.current_stream())
-        ready.put(1)
-        thread.join()
+        with beside(reads):
+            side.wait_stream(torch.cuda.current_stream())
+            ready.put(1)
     assert not recording.hazards and not recording.lints

@@ -11,7 +11,7 @@ from time import sleep as early_sleep
 
 import pytest
 import torch
-from factory import in_a_thread
+from factory import in_threads
 from torch.utils import benchmark
 
 import loaderviz as lv
@@ -54,7 +54,7 @@ def test_other_threads_keep_real_time(recording):
         time.sleep(0.01)
         seen.append(time.perf_counter() - start)
 
-    in_a_thread(work)
+    in_threads(work)
     assert seen[0] < 60
     with pytest.raises(ValueError, match="non-negative"):
         time.sleep(-1)

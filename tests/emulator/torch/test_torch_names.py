@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from factory import in_a_thread
+from factory import in_threads
 from torch.cuda import Stream as EarlyStream
 from torch.cuda import current_stream as early_current_stream
 
@@ -412,8 +412,8 @@ def test_cuda_in_a_second_thread_is_refused_at_the_call_and_when_the_block_ends(
         lv.record(on="a100", threads=False) as recording,
     ):
         given = torch.ones(1, device="cuda")
-        in_a_thread(logging(lambda: THREAD_CALLS[name](given), caught))
-        in_a_thread(logging(lambda: given + 1, caught))
+        in_threads(logging(lambda: THREAD_CALLS[name](given), caught))
+        in_threads(logging(lambda: given + 1, caught))
         assert len(caught) == 2
         assert given.item() == 1
     assert at_the_end.value is caught[0]
@@ -423,7 +423,7 @@ def test_cuda_in_a_second_thread_is_refused_at_the_call_and_when_the_block_ends(
 def test_a_refusal_in_a_thread_is_the_context_of_an_error_that_ends_the_block():
     caught = []
     with pytest.raises(KeyError) as ending, lv.record(on="a100", threads=False):
-        in_a_thread(logging(torch.cuda.synchronize, caught))
+        in_threads(logging(torch.cuda.synchronize, caught))
         raise KeyError("mine") from IndexError()
     assert ending.value.__cause__.__context__ is caught[0]
 
@@ -432,7 +432,7 @@ def test_a_refusal_in_a_thread_is_the_context_of_an_error_that_ends_the_block():
 def test_who_waits_for_a_thread_that_was_refused_is_stopped():
     results, before, caught = Queue(), signal.getsignal(signal.SIGURG), []
     with pytest.raises(NotModelledError, match="second Python thread") as stopped, lv.record(on="a100", threads=False):
-        in_a_thread(logging(lambda: results.put(torch.ones(1).to("cuda")), caught))
+        in_threads(logging(lambda: results.put(torch.ones(1).to("cuda")), caught))
         results.get()
     assert stopped.value is caught[0]
     assert signal.getsignal(signal.SIGURG) is before
@@ -443,7 +443,7 @@ def test_only_the_recordings_own_threads_are_told_of_its_gpu():
     Thread(target=lambda: [answers.put(question()) for question in iter(asked.get, None)]).start()
     here = torch.cuda.is_available(), torch.cuda.device_count()
     with lv.record(on="a100"):
-        in_a_thread(lambda: answers.put(torch.cuda.is_available()))
+        in_threads(lambda: answers.put(torch.cuda.is_available()))
         assert answers.get() is True
         for question in (torch.cuda.is_available, torch.cuda.device_count, None):
             asked.put(question)
@@ -464,7 +464,7 @@ def test_a_second_thread_may_work_on_the_host_and_ask(recording):
         seen.extend([torch.ones(3).sum().item(), given.shape, given.is_cuda, str(given.device), given.dtype])
         seen.extend([str(torch.device(0)), torch.nn.LazyLinear(3)(torch.ones(1, 2)).shape])
 
-    in_a_thread(work)
+    in_threads(work)
     assert seen == [3.0, (2,), True, "cuda:0", torch.float32, "cuda:0", (1, 3)]
 
 
