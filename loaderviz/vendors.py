@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderviz.batches import BATCH_RANGE, LOADER_NEXT, PREFETCH_RANGE, STEP_RANGE
-from loaderviz.timeline import Cause, Kind, Message
+from loaderviz.timeline import Cause, Ints, Kind, Message
 
 
 class Role(IntEnum):
@@ -74,7 +73,7 @@ _PATTERNS = [
 ]
 
 
-def calls_of(names: Sequence[str]) -> npt.NDArray[np.int16]:
+def calls_of(names: Sequence[str]) -> Ints:
     """Return what the call of each name does, as bits of `Api`; 0 for what is none of these.
 
     >>> calls_of(["hipMemcpyAsync", "muStreamSynchronize", "aten::add"]).tolist()

@@ -15,7 +15,6 @@ from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderviz import intervals, words
 from loaderviz.analysis import Gain
@@ -24,7 +23,6 @@ from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import (
     NONE,
     Loop,
-    Mask,
     Summary,
     begin_of,
     choose_device,
@@ -34,7 +32,7 @@ from loaderviz.metrics import (
     summary_of,
     window_of,
 )
-from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Ints, Kind, Timeline, grouped
+from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Ints, Kind, Mask, Timeline, grouped
 from loaderviz.vendors import MIGRATION, Api, calls_of
 
 FEW, UNSEEN = 20, 0.25  # launches; share of the window in which the host waits for work that nobody sees
@@ -204,7 +202,7 @@ class Evidence:
         return result
 
     @cached_property
-    def _does(self) -> npt.NDArray[np.int16]:
+    def _does(self) -> Ints:
         return calls_of(self.timeline.names)[self.timeline.name]
 
     def does(self, what: Api) -> Mask:
@@ -556,7 +554,7 @@ class Evidence:
             inside = copies & (timeline.batch >= 0)
             return inside if inside.any() else copies
         begun = np.searchsorted(self.kernels[:, 0], timeline.start[rows], side="right")
-        alike: dict[tuple[int, ...], list[npt.NDArray[np.intp]]] = {}
+        alike: dict[tuple[int, ...], list[Ints]] = {}
         for row in np.split(rows, np.flatnonzero(np.diff(begun)) + 1):
             alike.setdefault(tuple(timeline.nbytes[row].tolist()), []).append(row)
         again = [row for each in alike.values() if len(each) > 1 for row in each]

@@ -26,8 +26,8 @@ from loaderviz.emulator.replay import Batch, LoaderConfig, Replay
 from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import either
-from loaderviz.metrics import Mask, check_timeline, summarize
-from loaderviz.timeline import LOADING, Cause, Context, Ints, Kind, Timeline
+from loaderviz.metrics import check_timeline, summarize
+from loaderviz.timeline import LOADING, Cause, Context, Ints, Kind, Mask, Timeline
 from loaderviz.vendors import Api
 
 

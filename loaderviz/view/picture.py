@@ -24,8 +24,8 @@ import numpy as np
 
 from loaderviz import metrics, words
 from loaderviz.errors import LoadervizError, require
-from loaderviz.metrics import Loop, Mask, window_of
-from loaderviz.timeline import Timeline
+from loaderviz.metrics import Loop, window_of
+from loaderviz.timeline import Mask, Timeline
 from loaderviz.view import spoken, still
 from loaderviz.view.pack import MOST, Json, Part, Window, first_view, pack
 
