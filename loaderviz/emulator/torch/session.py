@@ -173,14 +173,9 @@ class Session(HostThread, TensorMemory):
 
     # Host time
 
-    @contextmanager
-    def bookkeeping(self) -> Iterator[None]:
+    def bookkeeping(self) -> AbstractContextManager[None]:
         """Run our own tensor code: nothing of it is counted."""
-        self.quiet += 1
-        try:
-            yield
-        finally:
-            self.quiet -= 1
+        return held(self, "quiet", self.quiet + 1)
 
     def placing(self, device: torch.device | None) -> AbstractContextManager[None]:
         """A call of torch makes a tensor, which belongs on `device` (None: where its arguments are)."""
@@ -303,15 +298,16 @@ class Session(HostThread, TensorMemory):
         """
         if self.measured:
             self.runtime.now += self.own.stop()
-        self.functions += 1
-        self.quiet += 1
         try:
             alone = internals.DisableTorchDispatch() if self.operators_alone() else nullcontext()
-            with internals.DisableTorchFunction(), alone:
+            with (
+                held(self, "functions", self.functions + 1),
+                self.bookkeeping(),
+                internals.DisableTorchFunction(),
+                alone,
+            ):
                 return work(*args)
         finally:
-            self.quiet -= 1
-            self.functions -= 1
             self.leave()
 
     def calibrate(self) -> None:
