@@ -1055,13 +1055,7 @@ def _breakdown_rows(summary: Summary) -> list[Row]:
 
 
 def _html(title: str, rows: list[Row]) -> str:
-    lines = (
-        f'<tr><td style="text-align:left">{escape(what)}</td><td style="text-align:right">{escape(much)}</td>'
-        f'<td style="text-align:left">{escape(remark)}</td></tr>'
-        for what, much, remark in rows
-    )
-    head = f'<table><thead><tr><th style="text-align:left">{title}</th><th></th><th></th></tr></thead><tbody>'
-    return f"{head}{''.join(lines)}</tbody></table>"
+    return words.table((title, "", ""), [[*map(escape, row)] for row in rows], "<><")
 
 
 def _part(what: str, ns: int, whole: int, of: str = "the window") -> Row:

@@ -402,9 +402,7 @@ class Note:
 
 def as_text(rows: Sequence[Sequence[str]]) -> str:
     """Return a table, of which the first row has the heads, in columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(words.aligned(rows, "<" * len(rows[0])))
 
 
 def as_markdown(rows: Sequence[Sequence[str]], sides: str) -> str:

@@ -718,10 +718,6 @@ class BatchNumbers(Numbering):
         finally:
             self.current, self.ahead = before
 
-    def of_data(self, batch: int) -> int:
-        """Return the batch that new data carry: that of the data they are made from, or the one prefetched, or -1."""
-        return batch if batch >= 0 else self.ahead
-
     def of_kernel(self, batch: int, stream: int) -> int:
         """Return the batch of a kernel on data of `batch` (-1: none); older data, such as states, count as newest."""
         if batch < 0:
