@@ -3,8 +3,6 @@
 Everything is clipped to the window that is judged. A timeline may lack batches, host lanes, launches or copies.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence

@@ -10,8 +10,6 @@
 Every call costs host time, as the rules of CUDA and PyTorch (rules.toml) say. All times are integer nanoseconds.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 from contextlib import nullcontext
