@@ -11,6 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from loaderviz.errors import LoadervizError
 from loaderviz.export import to_html
 from loaderviz.files import writable
@@ -44,20 +46,17 @@ class TrainingRecord:
 
     def begin(self, *_: Any, **__: Any) -> None:
         """Start to record, whatever a trainer tells."""
-        import torch
-
         on = self.on if self.on != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         self._recording = record(on, wait=self.wait, steps=self.steps).__enter__()
 
     def end(self, *_: Any, **__: Any) -> None:
         """Stop, and write; nothing where nothing was begun. Each rank but the first has a file of its own."""
-        from torch import distributed
-
         if self._recording is None:
             return
         recording, self._recording = self._recording, None
         recording.__exit__(None, None, None)
         self.timeline, path = recording.timeline, self.path
+        distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized() and (rank := distributed.get_rank()):
             path = path.with_stem(f"{path.stem}-rank{rank}")
         self.timeline.save(path) if path.suffix == ".json" else to_html(self.timeline, path)

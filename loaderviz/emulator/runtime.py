@@ -442,9 +442,7 @@ class Runtime:
 
     def malloc(self, nbytes: int) -> None:
         """`cudaMalloc`: costs host time, and waits for nobody (R13)."""
-        start = self.now
-        self.now += self.gpu.malloc_time(nbytes)
-        self._api("cudaMalloc", start, nbytes)
+        self._call("cudaMalloc", self.gpu.malloc_time(nbytes), nbytes)
 
     def free(self, nbytes: int) -> None:
         """`cudaFree` of what may be in use: waits for the device (R13)."""
@@ -453,13 +451,13 @@ class Runtime:
         self.now += self.gpu.malloc_time(nbytes)
         self._api("cudaFree", start, nbytes)
 
-    def host_work(self, duration: int, name: str = "host", kind: int = OPERATOR) -> None:
-        """Keep the host busy for `duration` ns."""
+    def host_work(self, duration: int, name: str = "host", kind: int = OPERATOR, **about: Any) -> None:
+        """Keep the host busy for `duration` ns, and `note` that."""
         if duration < 0:
             raise ValueError(f"host_work of {duration} ns: time cannot go back")
         start = self.now
         self.now += duration
-        self.note(start, name, kind)
+        self.note(start, name, kind, **about)
 
     def wait_for_data(self, until: int) -> None:
         """Block the host until `until` [ns], because the next batch is not there before."""
@@ -634,10 +632,10 @@ class Runtime:
                 self.now = until
         return late
 
-    def _call(self, name: str, cost: int) -> None:
+    def _call(self, name: str, cost: int, nbytes: int = -1) -> None:
         start = self.now
         self.now += cost
-        self._api(name, start)
+        self._api(name, start, nbytes)
 
     def _api(self, name: str, start: int, nbytes: int = -1, correlation: int = -1) -> int:
         """Note the host's side of a call that began at `start` and ends now; return the number of its span."""
