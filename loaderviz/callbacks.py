@@ -9,15 +9,16 @@ To emulate a GPU, run the whole program in `loaderviz.record(on="a100")`: a trai
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from loaderviz.errors import LoadervizError
+from loaderviz.export import to_html
 from loaderviz.files import writable
 from loaderviz.imports import cured_imports
-
-if TYPE_CHECKING:
-    from loaderviz.recording import Recording
-    from loaderviz.timeline import Timeline
+from loaderviz.recording import Recording, record
+from loaderviz.timeline import Timeline
 
 REAL = "auto", "cuda", "cpu"
 
@@ -43,28 +44,19 @@ class TrainingRecord:
         self.timeline: Timeline | None = None
         self._recording: Recording | None = None
 
-    def begin(self) -> None:
-        """Start to record."""
-        import torch
-
-        from loaderviz.recording import record
-
+    def begin(self, *_: Any, **__: Any) -> None:
+        """Start to record, whatever a trainer tells."""
         on = self.on if self.on != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        recording = record(on, wait=self.wait, steps=self.steps)
-        recording.__enter__()
-        self._recording = recording
+        self._recording = record(on, wait=self.wait, steps=self.steps).__enter__()
 
-    def end(self) -> None:
+    def end(self, *_: Any, **__: Any) -> None:
         """Stop, and write; nothing where nothing was begun. Each rank but the first has a file of its own."""
-        from torch import distributed
-
-        from loaderviz.export import to_html
-
         if self._recording is None:
             return
         recording, self._recording = self._recording, None
         recording.__exit__(None, None, None)
         self.timeline, path = recording.timeline, self.path
+        distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized() and (rank := distributed.get_rank()):
             path = path.with_stem(f"{path.stem}-rank{rank}")
         self.timeline.save(path) if path.suffix == ".json" else to_html(self.timeline, path)
@@ -86,14 +78,8 @@ def lightning_callback(path: str | Path, on: str = "auto", wait: int = 0, steps:
             if not (trainer.enable_validation and trainer.num_sanity_val_steps):
                 self.record.begin()
 
-        def on_sanity_check_end(self, *_: Any) -> None:
-            self.record.begin()
-
-        def on_train_end(self, *_: Any) -> None:
-            self.record.end()
-
-        def on_exception(self, *_: Any) -> None:
-            self.record.end()
+        on_sanity_check_end = record.begin
+        on_train_end = on_exception = record.end
 
     return TimelineCallback()
 
@@ -109,10 +95,6 @@ def trainer_callback(path: str | Path, on: str = "auto", wait: int = 0, steps: i
     class TimelineCallback(TrainerCallback):  # type: ignore[misc]
         record = TrainingRecord(path, on, wait, steps)
 
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self.record.begin()
-
-        def on_train_end(self, *_: Any, **__: Any) -> None:
-            self.record.end()
+        on_train_begin, on_train_end = record.begin, record.end
 
     return TimelineCallback()

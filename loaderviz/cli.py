@@ -23,10 +23,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from loaderviz import words
+import loaderviz
+from loaderviz import notebooks, words
 from loaderviz.batches import LIMIT
 from loaderviz.errors import LoadervizError, NotModelledError, clean, require
-from loaderviz.files import writable
+from loaderviz.files import writable, write
 from loaderviz.imports import cured_imports
 from loaderviz.progress import Progress, lasting
 from loaderviz.stopping import INTERRUPTED, Stopping, before_exit
@@ -153,7 +154,6 @@ def compare(options: argparse.Namespace) -> None:
     from loaderviz import experiment, export
     from loaderviz.analysis.report import report
     from loaderviz.emulator.hardware import Gpu, Host
-    from loaderviz.files import write
 
     gpu, host = Gpu.preset(options.on), Host.preset(options.host)
     out = writable(options.out)
@@ -188,14 +188,12 @@ def _section(setting: Setting, runs: dict[str, Run], gpu: str, host: str) -> tup
     """Return one batch size as a section of the page, and as text for the terminal."""
     from loaderviz.analysis.advice import advise, verdict
     from loaderviz.export import Section
-    from loaderviz.metrics import summarize
-    from loaderviz.view import compare
 
     timelines = {name: run.timeline for name, run in runs.items()}
     losses = {name: run.loss for name, run in runs.items()}
-    comparison = compare(timelines, advice={name: advise(timeline) for name, timeline in timelines.items()})
+    comparison = loaderviz.compare(timelines, advice={name: advise(timeline) for name, timeline in timelines.items()})
     heading = f"Batch size {setting.batch_size}"
-    pays = verdict(summarize(timelines["pinned"]), summarize(timelines["prefetch"]))
+    pays = verdict(loaderviz.summarize(timelines["pinned"]), loaderviz.summarize(timelines["prefetch"]))
     gathers = _gathers(runs)
     usual = "usual: as most people write it, digit by digit through PIL and ToTensor, 2 workers, .cuda() in the loop. "
     check = (usual if "usual" in runs else "") + (
@@ -212,10 +210,9 @@ def _section(setting: Setting, runs: dict[str, Run], gpu: str, host: str) -> tup
 def _gathers(runs: dict[str, Run]) -> str:
     """Say what the resident loader, which copies nothing, does instead, and whether that is faster here."""
     from loaderviz.experiment import gather
-    from loaderviz.metrics import summarize
 
-    (kernels, time), prefetch = gather(runs), summarize(runs["prefetch"].timeline)
-    steps = [summarize(runs[name].timeline).step or 0 for name in ("resident", "prefetch")]
+    (kernels, time), prefetch = gather(runs), loaderviz.summarize(runs["prefetch"].timeline)
+    steps = [loaderviz.summarize(runs[name].timeline).step or 0 for name in ("resident", "prefetch")]
     hidden = f"since {words.share(prefetch.overlap)} of the prefetcher's copies are hidden"
     saved = (
         f"more than it saves, {hidden}" if steps[0] > steps[1] else "less than it saves by fetching and copying none"
@@ -357,8 +354,6 @@ def _add_judging(command: Callable[..., Add]) -> None:
 
 def lessons(options: argparse.Namespace) -> None:
     """Copy the notebooks."""
-    from loaderviz import notebooks
-
     folder, kept = notebooks.copy(options.folder, not options.without_solutions)
     left = f" ({words.count(kept, 'file')} that it had already left as they were)" if kept else ""
     print(f"The lessons are in {folder}{left}. Begin with: python -m jupyterlab {folder / notebooks.FIRST}")
@@ -366,7 +361,6 @@ def lessons(options: argparse.Namespace) -> None:
 
 def slides(options: argparse.Namespace) -> None:
     """Make slides of a lesson."""
-    from loaderviz.files import write
     from loaderviz.workshop import papers
 
     print(f"The slides are in {write(options.out, papers.slides(options.lesson))}: open it in a browser; keys go on.")
@@ -374,7 +368,6 @@ def slides(options: argparse.Namespace) -> None:
 
 def handout(options: argparse.Namespace) -> None:
     """Make the two pages for learners."""
-    from loaderviz.files import write
     from loaderviz.workshop import papers
 
     print(f"The handout is in {write(options.out, papers.handout())}: open it in a browser and print it.")
@@ -389,8 +382,6 @@ def room(options: argparse.Namespace) -> None:
 
 def ready(options: argparse.Namespace) -> int:
     """Test what a workshop needs."""
-    from loaderviz import notebooks
-
     return 0 if notebooks.ready() else 1
 
 
@@ -400,12 +391,11 @@ def ready(options: argparse.Namespace) -> int:
 def view(options: argparse.Namespace) -> None:
     """Read the trace files (several: the ranks of one run), print numbers and findings, write the page."""
     from loaderviz import export
-    from loaderviz.traces import read
 
     out = writable(options.out)
     files: list[Path] = options.file
     with lasting(f"reading {files[0].name}") if len(files) == 1 and files[0].is_file() else contextlib.nullcontext():
-        timeline = read(files[0] if len(files) == 1 else files, steps=options.steps)
+        timeline = loaderviz.read(files[0] if len(files) == 1 else files, steps=options.steps)
     title = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
     page, _ = _told(timeline, title, sys.stdout, failed=False, short=False)
     with lasting(f"writing {out}"):
@@ -514,7 +504,6 @@ class Outputs:
     def save(self, *, judge: bool) -> int:
         """Save report and timeline, return 3 if there is anything to `judge` and a limit is not kept."""
         from loaderviz.analysis import Advice, report
-        from loaderviz.files import write
 
         options, broken = self._options, list[str]()
         if options.json or options.fail_under or options.fail_over:
@@ -533,8 +522,6 @@ class Outputs:
 
     def kept(self) -> int:
         """Keep the recording in the temporary folder if anything of it could not be written; return 1 then."""
-        from loaderviz.files import write
-
         if self._lost:
             file = Path(tempfile.gettempdir()) / f"loaderviz-{os.getpid()}.json.gz"
             done = f"loaderviz: the recording is kept in {file}: python -m loaderviz view {file}"
@@ -559,7 +546,7 @@ def _told(
     from loaderviz import export, metrics
     from loaderviz.analysis.advice import advise
 
-    summary, context = metrics.summarize(timeline), timeline.context
+    summary, context = loaderviz.summarize(timeline), timeline.context
     with lasting(f"looking for what could be gained, in {words.count(len(timeline), 'span')}"):
         advice = None if short else advise(timeline)
     clock = [] if context.origin == "emulated" else [f"Clock: {context.clock}."]
@@ -674,8 +661,6 @@ def record_program(
     meaning in a real run. Raises what `record` raises for an option that means nothing, and `ProgramError` without such
     a module.
     """
-    from loaderviz.recording import record
-
     def leave(status: int) -> int:
         stopping.end()
         try:
@@ -688,7 +673,7 @@ def record_program(
 
     lost = partial(_say, "a thread of the program has called os._exit, so nothing that was recorded is kept")
     process = os.getpid()
-    recording = record(on, host=host, **kept)
+    recording = loaderviz.record(on, host=host, **kept)
     recording.warn = False  # the races are printed
     try:
         with contextlib.ExitStack() as end, recording, cured_imports(), before_exit(leave, lost):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaderviz.analysis import Advice
 from loaderviz.analysis.advice import advise
 from loaderviz.analysis.ranks import RankTable, drawn, rank_table
 from loaderviz.errors import LoadervizError, require
@@ -23,12 +24,11 @@ from loaderviz.files import writable, write
 from loaderviz.intervals import tracks
 from loaderviz.metrics import Summary, check_timeline, summarize
 from loaderviz.timeline import SPAN_COLUMNS, ArrowKind, Cause, Kind, Lane, Paths, Timeline
+from loaderviz.view import View, compare
+from loaderviz.view.picture import module
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from loaderviz.analysis import Advice
-    from loaderviz.view import View
 
 
 class ExportError(LoadervizError, ValueError):
@@ -67,8 +67,6 @@ def to_html(
 
 def page(body: str, title: str, *more: str) -> str:
     """Return a self-contained HTML page with the view's script; `more` are further parts of it (`picture.module`)."""
-    from loaderviz.view.picture import module
-
     scripts = ""
     if 'class="plotly-graph-div"' in body:
         from plotly.offline import get_plotlyjs
@@ -133,8 +131,6 @@ def _sections(content: Any) -> list[Section]:
             Section("What could be gained", items=[advice]),
         ]
     if isinstance(content, Mapping):
-        from loaderviz.view import compare
-
         if not content:
             raise ExportError("to_html() got an empty dict; give at least one timeline, such as {'blocking': timeline}")
         for name, timeline in content.items():
@@ -159,8 +155,6 @@ def _section(section: Section) -> str:
 
 def _item(item: Any) -> str:
     """Return one item as HTML."""
-    from loaderviz.view import View
-
     if isinstance(item, str):
         return f"<p>{_together(escape(item))}</p>"
     if isinstance(item, Timeline):

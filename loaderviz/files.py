@@ -279,10 +279,9 @@ class Source:
 
 def _before_error(inflater: Any, data: bytes) -> bytes:
     """Return byte by byte what comes before the place that zlib refuses."""
-    pieces = []
+    pieces: list[bytes] = []
     with suppress(zlib.error):
-        for place in range(len(data)):
-            pieces.append(inflater.decompress(data[place : place + 1]))
+        pieces.extend(inflater.decompress(data[place : place + 1]) for place in range(len(data)))
     return b"".join(pieces)
 
 

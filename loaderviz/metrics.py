@@ -17,16 +17,27 @@ from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderviz import intervals, words
 from loaderviz.batches import BATCH_RANGE, OPTIMIZER_STEP, STEP_RANGE, WORKER_END, WORKER_START
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import Intervals
-from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Ints, Kind, Timeline, grouped
+from loaderviz.timeline import (
+    COPIES,
+    DEVICE_KINDS,
+    KERNELS,
+    LOADING,
+    Cause,
+    Floats,
+    Ints,
+    Kind,
+    Mask,
+    Numbers,
+    Timeline,
+    grouped,
+)
 from loaderviz.vendors import Api, calls_of
 
-Mask = npt.NDArray[np.bool_]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -329,7 +340,7 @@ class Lateness:
     parts: Ints = field(compare=False)
     group: Ints = field(compare=False)
     device: Ints = field(compare=False)
-    blame: npt.NDArray[np.float64] = field(compare=False)
+    blame: Floats = field(compare=False)
 
     def per_step(self, ns: float) -> str:
         """A time in the window, in words: that of a step where steps are known."""
@@ -403,14 +414,14 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
     )
 
 
-def usually(blame: Ints | npt.NDArray[np.float64], step: float) -> npt.NDArray[np.bool_]:
+def usually(blame: Ints | Floats, step: float) -> Mask:
     """Return where a rank is late: it holds the others up half as long there as it usually does where that is much.
 
     Much is what is told of a `step` [ns], or the mean, if that is less. Usual is the median of these: one very late
     step hides no other.
     """
     much = blame[blame >= min(WAITED * step, blame.mean())]
-    found: npt.NDArray[np.bool_] = blame >= OFTEN * np.median(much)
+    found: Mask = blame >= OFTEN * np.median(much)
     return found
 
 
@@ -430,12 +441,12 @@ def _clocks(timeline: Timeline, parts: Ints, number: Ints, least: float) -> Ints
     return off
 
 
-def _blame(came: Ints, first: Ints, group: Ints, size: Ints) -> npt.NDArray[np.float64]:
+def _blame(came: Ints, first: Ints, group: Ints, size: Ints) -> Floats:
     """Return for how long each part holds its collective up [ns]: arrivals are by collective, and in order."""
     many, place = size[group], np.arange(len(came)) - first[group]
     gaps = np.where((place > 0) & (2 * place >= many - 1), np.diff(came, prepend=0), 0)
     blame = np.cumsum(gaps / (many - place))
-    found: npt.NDArray[np.float64] = blame - blame[first][group]
+    found: Floats = blame - blame[first][group]
     return found
 
 
@@ -887,7 +898,7 @@ def summary_of(
     )
 
 
-def utilization(timeline: Timeline, window_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def utilization(timeline: Timeline, window_ns: int) -> tuple[Numbers, Floats]:
     """Return the GPU-utilisation curve of the busiest device: edges [ns], shape (n + 1,), and shares, shape (n,).
 
     This is what nvidia-smi shows as "GPU-Util": the share of the sampling window in which one or more kernels ran. The
@@ -904,7 +915,7 @@ def utilization(timeline: Timeline, window_ns: int) -> tuple[npt.NDArray[np.int6
     return edges, np.diff(intervals.covered_before(sets["kernels"], edges)) / np.diff(edges)
 
 
-def hidden_shares(timeline: Timeline) -> npt.NDArray[np.float64]:
+def hidden_shares(timeline: Timeline) -> Floats:
     """Return for each span the share of it that is hidden under kernels of its device; NaN unless it is a copy."""
     shares = np.full(len(timeline), np.nan)
     copies = timeline.where(*COPIES) & (timeline.end > timeline.start)
@@ -1044,13 +1055,7 @@ def _breakdown_rows(summary: Summary) -> list[Row]:
 
 
 def _html(title: str, rows: list[Row]) -> str:
-    lines = (
-        f'<tr><td style="text-align:left">{escape(what)}</td><td style="text-align:right">{escape(much)}</td>'
-        f'<td style="text-align:left">{escape(remark)}</td></tr>'
-        for what, much, remark in rows
-    )
-    head = f'<table><thead><tr><th style="text-align:left">{title}</th><th></th><th></th></tr></thead><tbody>'
-    return f"{head}{''.join(lines)}</tbody></table>"
+    return words.table((title, "", ""), [[*map(escape, row)] for row in rows], "<><")
 
 
 def _part(what: str, ns: int, whole: int, of: str = "the window") -> Row:

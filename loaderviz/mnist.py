@@ -23,7 +23,7 @@ import tomllib
 import urllib.request
 import zlib
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -233,7 +233,7 @@ def _kept(train: bool, cache: Path) -> Path | None:
     part = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with contextlib.suppress(FileNotFoundError), file.open("rb") as kept:
-            if hashlib.file_digest(kept, _md5).hexdigest() == wanted:
+            if hashlib.file_digest(kept, functools.partial(hashlib.md5, usedforsecurity=False)).hexdigest() == wanted:
                 return file
         cache.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as made:
@@ -245,10 +245,6 @@ def _kept(train: bool, cache: Path) -> Path | None:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-
-
-def _md5() -> Any:
-    return hashlib.md5(usedforsecurity=False)
 
 
 @functools.lru_cache(maxsize=2)

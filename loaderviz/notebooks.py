@@ -173,7 +173,6 @@ def _system() -> str:
 def _memory() -> str:
     import psutil
 
-    from loaderviz import words
     from loaderviz.machine import memory_room
 
     least, room = MEMORY[sys.platform == "linux"], memory_room()

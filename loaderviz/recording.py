@@ -56,7 +56,8 @@ class _WayOut:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._of_a_statement = not recording.is_begun  # which looks this up before it enters
+        # a statement looks this up before it enters
+        self._of_a_statement = not recording._over and Recording._running is not recording
 
     def __call__(self, *args: Any) -> None:
         self._recording.end(*args)
@@ -89,11 +90,6 @@ class Recording:
         """Raise `NestedRecordingError` if a recording is running."""
         if cls._running is not None:
             raise NestedRecordingError("a recording is running already; end it before you begin another one")
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether the recording runs, or ran."""
-        return self._over or Recording._running is self
 
     def __enter__(self) -> Recording:
         self.refuse_nesting()

@@ -230,6 +230,9 @@ Paths = Literal["names", "full"]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 Ints = npt.NDArray[np.integer[Any]]
+Numbers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]  # over the spans: which of them
+Floats = npt.NDArray[np.float64]
 
 
 class TimelineError(LoadervizError, ValueError):
@@ -341,7 +344,7 @@ class Timeline:
         lane: int | Sequence[int] | Callable[[Lane], object] | None = None,
         batch: int | Sequence[int] | Ints | None = None,
         cause: Cause | Sequence[Cause] | None = None,
-    ) -> npt.NDArray[np.bool_]:
+    ) -> Mask:
         """Return a mask over the spans, shape `(len(self),)`: True where all that is asked holds; None asks nothing.
 
         Each is one value or several: `lane` as indices into `lanes`, or as a test that a `Lane` passes.
@@ -356,28 +359,28 @@ class Timeline:
         masks = [np.isin(self.spans[column], values) for column, values in asked.items() if values is not None]
         return np.logical_and.reduce(masks) if masks else np.ones(len(self), bool)
 
-    def where(self, *kinds: Kind) -> npt.NDArray[np.bool_]:
+    def where(self, *kinds: Kind) -> Mask:
         """Return a mask over the spans, shape `(len(self),)`: True where the kind is one of `kinds`."""
         mask = np.zeros(len(self), bool)
         for kind in kinds:
             mask |= self.spans["kind"] == kind
         return mask
 
-    def named(self, test: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+    def named(self, test: Callable[[str], object]) -> Mask:
         """Return a mask: True for spans whose name passes the test, which is asked once for each name."""
         return np.array([bool(test(name)) for name in self.names], bool)[self.spans["name"]]
 
-    def in_lanes(self, test: Callable[[Lane], object]) -> npt.NDArray[np.bool_]:
+    def in_lanes(self, test: Callable[[Lane], object]) -> Mask:
         """Return a mask: True for spans in lanes that pass the test."""
         return np.array([bool(test(lane)) for lane in self.lanes], bool)[self.spans["lane"]]
 
-    def places(self, spans: Sequence[int] | Ints) -> npt.NDArray[np.bool_]:
+    def places(self, spans: Sequence[int] | Ints) -> Mask:
         """Return a mask: True for the spans of these numbers."""
         mask = np.zeros(len(self), bool)
         mask[np.asarray(spans, np.int64)] = True
         return mask
 
-    def by_lane(self) -> list[npt.NDArray[np.int64]]:
+    def by_lane(self) -> list[Numbers]:
         """Return for each lane its spans, in order of start."""
         return grouped(self.spans["lane"], len(self.lanes))
 
@@ -401,7 +404,7 @@ class Timeline:
         part.spans["start"], part.spans["end"] = np.maximum(part.start, start), np.minimum(part.end, end)
         return replace(part, marks=tuple(mark for mark in part.marks if start <= mark.time <= end)).sorted()
 
-    def only(self, keep: npt.NDArray[np.bool_]) -> Timeline:
+    def only(self, keep: Mask) -> Timeline:
         """Return the timeline with these spans alone: `keep` is a mask over them. Arrows between two of them stay."""
         moved = np.where(keep, np.cumsum(keep) - 1, -1)
         arrows = self.arrows | {side: moved[self.arrows[side]] for side in ("tail", "head")}
@@ -597,7 +600,7 @@ class Timeline:
         return self.view()._repr_mimebundle_()
 
 
-def grouped(keys: Ints, count: int, order: Ints | None = None) -> list[npt.NDArray[np.int64]]:
+def grouped(keys: Ints, count: int, order: Ints | None = None) -> list[Numbers]:
     """Return for each key below `count` the places that have it, in order; of some places alone, sorted by their keys.
 
     >>> [places.tolist() for places in grouped(np.array([1, 0, 1]), 3)]

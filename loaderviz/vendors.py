@@ -5,8 +5,6 @@ the years ("Kernel" in 2021, "kernel" now) and differ by vendor (`cuda_runtime`,
 types are those of Kineto's ActivityType).
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Sequence
@@ -17,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderviz.batches import BATCH_RANGE, LOADER_NEXT, PREFETCH_RANGE, STEP_RANGE
-from loaderviz.timeline import Cause, Kind, Message
+from loaderviz.timeline import Cause, Ints, Kind, Message
 
 
 class Role(IntEnum):
@@ -74,7 +71,7 @@ _PATTERNS = [
 ]
 
 
-def calls_of(names: Sequence[str]) -> npt.NDArray[np.int16]:
+def calls_of(names: Sequence[str]) -> Ints:
     """Return what the call of each name does, as bits of `Api`; 0 for what is none of these.
 
     >>> calls_of(["hipMemcpyAsync", "muStreamSynchronize", "aten::add"]).tolist()

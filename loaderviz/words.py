@@ -4,8 +4,6 @@ duration(1_234_567)   # "1.235 ms"
 share(0.412)          # "41 %"
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -22,6 +20,7 @@ _DURATIONS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"))
 _WIDTH = 110  # columns of a report that does not go to a terminal
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|bytes|[kMG]B)\b|%)")
 _GLUE = "\N{NO-BREAK SPACE}"  # no line is broken there
+_SIDES = {"<": ' style="text-align:left"', ">": ' style="text-align:right"'}  # of cells in HTML
 _SIZES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
@@ -170,6 +169,23 @@ def aligned(rows: Sequence[Sequence[str]], sides: str = "") -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     sides = sides.ljust(len(widths), ">")
     return ["  ".join([*map("{:{}{}}".format, row, sides, widths), row[-1]]).rstrip() for row in rows]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], sides: str = "") -> str:
+    """Return a table as HTML, of cells that are HTML.
+
+    `sides` has "<" or ">" for a column that is flush left, or right, and "h" for one that has the heads of rows.
+
+    >>> table(["", "step"], [["pinned", "2 ms"]], "h")
+    '<table><thead><tr><th></th><th>step</th></tr></thead><tbody><tr><th>pinned</th><td>2 ms</td></tr></tbody></table>'
+    """
+    columns = [("th" if side == "h" else "td", _SIDES.get(side, "")) for side in sides.ljust(len(head))]
+    names = "".join(f"<th{look}>{name}</th>" for (_, look), name in zip(columns, head, strict=True))
+    lines = (
+        "".join(f"<{tag}{look}>{cell}</{tag}>" for (tag, look), cell in zip(columns, row, strict=True)) for row in rows
+    )
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def one_line(text: str, limit: int) -> str:

@@ -13,12 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from loaderviz import words
-
-if TYPE_CHECKING:
-    from loaderviz.timeline import Cause, Kind, Timeline
+from loaderviz.timeline import Cause, Kind, Timeline
 
 WORTH_IT = 1.03  # a gain of less than 3 % is not worth a change of the program
 SCHEMA = 1  # of `to_dict`

@@ -4,8 +4,6 @@ Every gain is an upper bound with its closed form: the smaller of the time that 
 window has beyond the work that remains. None is promised of a change that `what_if` predicts to gain nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -39,8 +37,8 @@ from loaderviz.analysis.trials import Trials
 from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
-from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, on_device, on_workers
-from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
+from loaderviz.metrics import Summary, check_timeline, device_sets, on_device, on_workers
+from loaderviz.timeline import KERNELS, Cause, Kind, Mask, Timeline
 from loaderviz.vendors import PAGE_FAULTS, Api
 
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told

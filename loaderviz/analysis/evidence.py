@@ -3,8 +3,6 @@
 Everything is clipped to the window that is judged. A timeline may lack batches, host lanes, launches or copies.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -15,7 +13,6 @@ from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderviz import intervals, words
 from loaderviz.analysis import Gain
@@ -24,7 +21,6 @@ from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import (
     NONE,
     Loop,
-    Mask,
     Summary,
     begin_of,
     choose_device,
@@ -34,7 +30,7 @@ from loaderviz.metrics import (
     summary_of,
     window_of,
 )
-from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Ints, Kind, Timeline, grouped
+from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Ints, Kind, Mask, Timeline, grouped
 from loaderviz.vendors import MIGRATION, Api, calls_of
 
 FEW, UNSEEN = 20, 0.25  # launches; share of the window in which the host waits for work that nobody sees
@@ -214,7 +210,7 @@ class Evidence:
         return result
 
     @cached_property
-    def _does(self) -> npt.NDArray[np.int16]:
+    def _does(self) -> Ints:
         return calls_of(self.timeline.names)[self.timeline.name]
 
     def does(self, what: Api) -> Mask:
@@ -566,7 +562,7 @@ class Evidence:
             inside = copies & (timeline.batch >= 0)
             return inside if inside.any() else copies
         begun = np.searchsorted(self.kernels[:, 0], timeline.start[rows], side="right")
-        alike: dict[tuple[int, ...], list[npt.NDArray[np.intp]]] = {}
+        alike: dict[tuple[int, ...], list[Ints]] = {}
         for row in np.split(rows, np.flatnonzero(np.diff(begun)) + 1):
             alike.setdefault(tuple(timeline.nbytes[row].tolist()), []).append(row)
         again = [row for each in alike.values() if len(each) > 1 for row in each]

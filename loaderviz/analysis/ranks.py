@@ -241,8 +241,8 @@ class RankTable:
         more = f"<details><summary>{words.count(len(folded), 'more rank')}</summary>{self._html(folded)}</details>"
         told = f"<p>{'<br>'.join(escape(self._told).splitlines())}</p>"
         moved = [[escape(cell) for cell in row] for row in self._moved()]
-        rest = f"<details><summary>more kinds of collectives</summary>{_html(_MOVED, moved[FEW:])}</details>"
-        table = f"{_html(_MOVED, moved[:FEW]) if moved else ''}{rest if moved[FEW:] else ''}"
+        rest = f"<details><summary>more kinds of collectives</summary>{words.table(_MOVED, moved[FEW:])}</details>"
+        table = f"{words.table(_MOVED, moved[:FEW]) if moved else ''}{rest if moved[FEW:] else ''}"
         return f"{self._html(shown)}{more if folded else ''}{told}{table}"
 
     def _html(self, rows: list[RankRow]) -> str:
@@ -250,13 +250,7 @@ class RankTable:
         style = "height:10px;background:currentColor;opacity:.5"
         bars = [f'<div style="width:{120 * self._bar(row):.0f}px;{style}"></div>' for row in rows]
         cells = [[*map(escape, cells), bar] for cells, bar in zip(self._cells(rows), bars, strict=True)]
-        return _html((*_HEAD, ""), cells)
-
-
-def _html(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    lines = ("".join(f"<td>{cell}</td>" for cell in row) for row in cells)
-    names = "".join(f"<th>{name}</th>" for name in head)
-    return f"<table><tr>{names}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+        return words.table((*_HEAD, ""), cells)
 
 
 _HEAD = ("rank", "kernels", "copies", "loading", "other host work", "holds others up", "waits for others")

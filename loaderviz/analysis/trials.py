@@ -6,8 +6,6 @@
 What is gained is the difference of two replays, so that what a replay does not know is in both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -64,7 +62,8 @@ class Trials:
         if not (finding.parameters or removal or finding.kind in _PRICED) or finding.expected_gain.predicted:
             return finding
         if self.facts.unlike_loaders and not removal:
-            return self._untried(finding)
+            gain = finding.expected_gain  # what it gains of several loaders is not known, but at most
+            return replace(finding, expected_gain=replace(gain, basis=f"{gain.basis}; {SEVERAL}"))
         before, after, predicted = self.ask(finding, removal)
         now, steps = self.facts.summary.step, self.facts.steps
         if not (before and after and now and steps):
@@ -82,11 +81,6 @@ class Trials:
             basis = f"at most {words.duration(most)} a step, which is {what}"
             gain = replace(gain, ns=round(most / now * self.facts.window), share=most / now, per_step=most, basis=basis)
         return replace(finding, expected_gain=replace(gain, predicted=saved), predicted=predicted)
-
-    def _untried(self, finding: Finding) -> Finding:
-        """Return a finding about one of several loaders: what its change gains is not known, but at most."""
-        gain = finding.expected_gain
-        return replace(finding, expected_gain=replace(gain, basis=f"{gain.basis}; {SEVERAL}"))
 
     def ask(
         self, finding: Finding, removal: Removal | None = None

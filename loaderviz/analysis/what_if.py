@@ -4,8 +4,6 @@ The kernels, the host's calls and the cost of a batch are those of the timeline;
 them on the emulator's rules (`emulator.replay`). How close it comes is measured in the tests.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,8 +24,8 @@ from loaderviz.emulator.replay import Batch, LoaderConfig, Replay
 from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import either
-from loaderviz.metrics import Mask, check_timeline, summarize
-from loaderviz.timeline import LOADING, Cause, Context, Ints, Kind, Timeline
+from loaderviz.metrics import check_timeline, summarize
+from loaderviz.timeline import LOADING, Cause, Context, Ints, Kind, Mask, Timeline
 from loaderviz.vendors import Api
 
 
@@ -229,10 +227,11 @@ class LoopModel:
         inside = mask & (timeline.start > timeline.begin) & (timeline.end < timeline.begin + timeline.duration)
         return inside if inside.any() else mask
 
-    def own_time(self, mask: Mask) -> Ints:
-        """How long each of these spans of the host takes without its waits [ns]."""
+    def own_time(self, mask: Mask) -> int:
+        """How long these spans of the host take without their waits, the median [ns]; 0 for none."""
         waits = self.facts.covered(self._host & self.timeline.where(Kind.WAIT))
-        return intervals.free_within(waits, self.facts.first[mask], self.facts.last[mask])
+        times = intervals.free_within(waits, self.facts.first[mask], self.facts.last[mask])
+        return round(float(np.median(times))) if len(times) else 0
 
     # Inside
 
@@ -457,10 +456,10 @@ def host_of(loop: LoopModel, config: LoaderConfig) -> Host:
     handed = facts.loop & timeline.named(lambda name: name.startswith(HAND_OUT))
     pins = loop.whole(timeline.where(Kind.PIN) & (timeline.nbytes > 0) & (timeline.end > timeline.start))
     seen = {
-        "launch": _median(loop, launches),
-        "memcpy_call": _median(loop, pinned),
-        "hand_out": _median(loop, handed) if same else 0,
-        "synchronize": _median(loop, facts.synchronizes(loop.copies)),
+        "launch": loop.own_time(launches),
+        "memcpy_call": loop.own_time(pinned),
+        "hand_out": loop.own_time(handed) if same else 0,
+        "synchronize": loop.own_time(facts.synchronizes(loop.copies)),
         "dispatch": 0 if loop.preset else _dispatch(loop),
     }
     if pins.any() and same:  # the quickest: others may have page-locked new memory
@@ -475,10 +474,6 @@ def _dispatch(loop: LoopModel) -> int:
     facts, calls = loop.facts, loop.facts.calls(loop.copies)
     within = either(facts.copying(loop.copies), facts.covered(facts.loop & loop.timeline.where(Kind.WAIT)))
     return round(intervals.length(intervals.subtract(facts.loading_of(loop.copies), within)) / max(1, int(calls.sum())))
-
-
-def _median(loop: LoopModel, calls: Mask) -> int:
-    return round(float(np.median(loop.own_time(calls)))) if calls.any() else 0
 
 
 def checked(gpu: Gpu, pinned: bool, loads: bool = True) -> Gpu:

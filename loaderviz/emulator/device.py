@@ -150,8 +150,7 @@ class Device:
         heap = self._heap
         while (heap and heap[0][0] <= until) or (self._to_choose and self.clock < until):
             self._step()
-        if until > self.clock:
-            self.clock = until
+        self.clock = max(self.clock, until)
 
     def step_before(self, host: int | None) -> bool:
         """Work out the next thing that happens before a host at `host` ns puts in more (None: no host will).

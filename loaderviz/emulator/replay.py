@@ -152,16 +152,14 @@ class DataLoader:
         runtime.now += batch.draw_time
         if not self.config.workers:
             if took := batch.fetch_time + batch.waits:
-                start, runtime.now = runtime.now, runtime.now + took
-                runtime.shared.main_rests(start, start + batch.waits)
-                runtime.note(start, f"fetch batch {number}", Kind.FETCH, waited=batch.waits)
+                runtime.shared.main_rests(runtime.now, runtime.now + batch.waits)
+                runtime.host_work(took, f"fetch batch {number}", Kind.FETCH, waited=batch.waits)
             blocks = list[PinnedBlock]()
             pinned = self.config.pin and self.config.pinned_before
             for nbytes in batch.tensors if self.config.pin and not pinned else ():
                 blocks.append(self.pool.allocate(nbytes))
-                start = runtime.now
-                runtime.now += runtime.host.dispatch + runtime.host.pin_time(nbytes)
-                runtime.note(start, f"pin batch {number}", Kind.PIN, nbytes=nbytes, pinned=True)
+                took = runtime.host.dispatch + runtime.host.pin_time(nbytes)
+                runtime.host_work(took, f"pin batch {number}", Kind.PIN, nbytes=nbytes, pinned=True)
             return HostBatch(batch.tensors, tuple(blocks), pinned)
         if self.config.threads:
             self._prepare_all()

@@ -10,8 +10,6 @@
 Every call costs host time, as the rules of CUDA and PyTorch (rules.toml) say. All times are integer nanoseconds.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -444,9 +442,7 @@ class Runtime:
 
     def malloc(self, nbytes: int) -> None:
         """`cudaMalloc`: costs host time, and waits for nobody (R13)."""
-        start = self.now
-        self.now += self.gpu.malloc_time(nbytes)
-        self._api("cudaMalloc", start, nbytes)
+        self._call("cudaMalloc", self.gpu.malloc_time(nbytes), nbytes)
 
     def free(self, nbytes: int) -> None:
         """`cudaFree` of what may be in use: waits for the device (R13)."""
@@ -455,13 +451,13 @@ class Runtime:
         self.now += self.gpu.malloc_time(nbytes)
         self._api("cudaFree", start, nbytes)
 
-    def host_work(self, duration: int, name: str = "host", kind: int = OPERATOR) -> None:
-        """Keep the host busy for `duration` ns."""
+    def host_work(self, duration: int, name: str = "host", kind: int = OPERATOR, **about: Any) -> None:
+        """Keep the host busy for `duration` ns, and `note` that."""
         if duration < 0:
             raise ValueError(f"host_work of {duration} ns: time cannot go back")
         start = self.now
         self.host_needs(duration)
-        self.note(start, name, kind)
+        self.note(start, name, kind, **about)
 
     def host_needs(self, duration: int) -> None:
         """Let the host do `duration` ns of Python and operators, after threads that hold Python's lock (R53)."""
@@ -640,10 +636,10 @@ class Runtime:
                 self.now = until
         return late
 
-    def _call(self, name: str, cost: int) -> None:
+    def _call(self, name: str, cost: int, nbytes: int = -1) -> None:
         start = self.now
         self.now += cost
-        self._api(name, start)
+        self._api(name, start, nbytes)
 
     def _api(self, name: str, start: int, nbytes: int = -1, correlation: int = -1) -> int:
         """Note the host's side of a call that began at `start` and ends now; return the number of its span."""

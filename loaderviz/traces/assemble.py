@@ -21,7 +21,6 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderviz import intervals, words
 from loaderviz.batches import STEP_RANGE, numbers_of
@@ -42,9 +41,8 @@ from loaderviz.timeline import (
 )
 from loaderviz.traces import steps
 from loaderviz.traces.kineto import RawTrace
+from loaderviz.traces.steps import Rows
 from loaderviz.vendors import BLIT_DIRECTIONS, ON_DEVICE, Api, Role, calls_of, is_blit, kind_of
-
-Rows = dict[str, npt.NDArray[Any]]
 
 MANY = 4  # ranks; what is noted of more is told once
 PAUSE = 100_000  # ns between two calls of torch: what the main thread does in less is not told
@@ -171,7 +169,7 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> _Part:
     return _Part(rows, lanes, names, np.concatenate(arrows), notes, missing, tick, sources, looks)
 
 
-def _sources(trace: RawTrace, rows: Rows, lanes: Lanes) -> tuple[npt.NDArray[np.int32], list[str], list[Look]]:
+def _sources(trace: RawTrace, rows: Rows, lanes: Lanes) -> tuple[Ints, list[str], list[Look]]:
     """Return for each row of the host the nearest frame of Python outside torch, as a number, and the frames' lines.
 
     The third is where the main thread is between its calls of torch, for each pause that is long enough to be told.
@@ -245,7 +243,7 @@ def _tidy(trace: RawTrace) -> list[str]:
     return notes
 
 
-def _meanings(trace: RawTrace) -> dict[str, npt.NDArray[np.int8]]:
+def _meanings(trace: RawTrace) -> Rows:
     """Return kind, pinned and cause of each event, looked up once for each role and name."""
     role, name = trace.columns["role"], trace.columns["name"]
     used = np.zeros((len(Role), max(1, len(trace.names))), bool)

@@ -7,8 +7,6 @@ Times: with `baseTimeNanoseconds` (torch 2.4 and later) `ts` counts µs from it;
 become ns of Unix time here, so that several ranks can be aligned.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import re
@@ -23,14 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderviz.files import LIMITS, check_counts
 from loaderviz.timeline import Ids, Ints, Message
 from loaderviz.traces.source import Document, Event, TraceError, salvaged
 from loaderviz.vendors import ROLES, Role, is_collective, message_of
 
-Numbers = npt.NDArray[np.int64]
 Rows = dict[str, Ints]
 Place = tuple[Any, Any, Any, Any]  # pid, tid, device, stream
 Frame = tuple[str, Any, Any, int, int]  # of Python, "train.py:82", pid, tid, start and length [ns]

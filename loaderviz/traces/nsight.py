@@ -17,12 +17,11 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderviz import words
 from loaderviz.files import LIMITS, check_counts
-from loaderviz.timeline import Cause, Ids, grouped
-from loaderviz.traces.kineto import DTYPES, Numbers, RawTrace
+from loaderviz.timeline import Cause, Ids, Mask, Numbers, grouped
+from loaderviz.traces.kineto import DTYPES, RawTrace
 from loaderviz.traces.source import TraceError
 from loaderviz.vendors import MIGRATION, ON_DEVICE, PAGE_FAULTS, Role
 
@@ -44,7 +43,6 @@ _CPU_FAULTS, _GPU_FAULTS = (f"CUDA_UM_{side}_PAGE_FAULT_EVENTS" for side in ("CP
 _STREAM_WAITS = 2  # CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT; in all others the host waits
 
 Row = tuple[Any, ...]
-Mask = npt.NDArray[np.bool_]
 Columns = dict[str, Numbers]  # of spans: those of `DTYPES`, and "pid"
 
 

@@ -6,8 +6,6 @@ string; where an object inside an event looks so, the parser fails on the piece 
 Cutting is a search for bytes, some ten times as fast as parsing.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -79,19 +77,6 @@ class Document:
         why = f" ({self.source.damage})" if self.source.damage else ""
         shape = "a damaged gzip archive" if why and not text else looks_like(text or b" " * (self.source.read > 0))
         raise TraceError(f"{self.source.path} is no trace: it looks like {shape}{why}")
-
-    def events(self) -> Iterator[Event]:
-        """Give the events, parsed; if one of a chunk is damaged, each of that is read by itself."""
-        for bodies in self.chunks():
-            opening = b'{"' + self.key + b'"'
-            texts = [(opening + body + b"}").decode("utf-8", "replace") for body in bodies]
-            try:
-                found = json.loads(f"[{','.join(texts)}]", strict=False)
-                lost = sum(not isinstance(event, dict) for event in found)
-            except (ValueError, RecursionError):
-                found, lost = salvaged(texts)
-            self.lost += lost
-            yield from (event for event in found if isinstance(event, dict))
 
     def chunks(self) -> Iterator[list[bytes]]:
         """Give the events, some thousand at once, each as its text after the opening `{"key"` and before its `}`."""

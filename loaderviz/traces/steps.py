@@ -11,7 +11,6 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderviz import intervals, words
 from loaderviz.batches import (
@@ -23,7 +22,7 @@ from loaderviz.batches import (
     batch_name,
     numbers_of,
 )
-from loaderviz.timeline import LOADING, Cause, Ints, Kind, Timeline, gathered, grouped
+from loaderviz.timeline import LOADING, Cause, Ints, Kind, Mask, Timeline, gathered, grouped
 from loaderviz.traces.kineto import RawTrace
 from loaderviz.traces.source import TraceError
 from loaderviz.vendors import ON_DEVICE, Role
@@ -31,8 +30,7 @@ from loaderviz.vendors import ON_DEVICE, Role
 if TYPE_CHECKING:
     from loaderviz.traces.live import RealRun
 
-Rows = dict[str, npt.NDArray[Any]]
-Mask = npt.NDArray[np.bool_]
+Rows = dict[str, np.ndarray[Any, Any]]
 
 FULL = (
     "the recording was full, and what came after this is left out: at most {} are kept. Give record() a larger limit "
@@ -44,7 +42,7 @@ COUNTED = "steps are counted by optimizer.step(): nothing marks them"
 BY_LOADER = "steps are counted by DataLoader.__next__: nothing marks them"
 
 
-def batches(rows: Rows, launch: Ints, names: list[str], main: int) -> npt.NDArray[np.int32]:
+def batches(rows: Rows, launch: Ints, names: list[str], main: int) -> Ints:
     """Return the batch of each row, -1 for none; marks of loaderviz's loaders are lengthened to the next hand-out.
 
     One sort of annotation decides: loaderviz's marks if there are any, else "batch N", else "ProfilerStep#N". What is
@@ -96,7 +94,7 @@ def _marks(rows: Rows, names: list[str], pattern: re.Pattern[str], told: bool | 
     return found, numbers[rows["name"][found]]
 
 
-def _inside(result: npt.NDArray[np.int32], times: Ints, start: Ints, end: Ints, numbers: Ints) -> None:
+def _inside(result: Ints, times: Ints, start: Ints, end: Ints, numbers: Ints) -> None:
     """Give the rows that begin in one of these ranges (sorted, apart) its number."""
     if len(start):
         place = np.searchsorted(start, times, side="right") - 1

@@ -169,12 +169,8 @@ def _hero(summary: Summary, speedup: float | None) -> Json:
 
 
 def _html(columns: Mapping[str, list[str]], names: Mapping[str, Any]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    rows = "".join(
-        f"<tr><th>{escape(name)}</th>{''.join(f'<td>{column[number]}</td>' for column in columns.values())}</tr>"
-        for number, name in enumerate(names)
-    )
-    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    rows = zip(map(escape, names), *columns.values(), strict=True)
+    return words.table(["", *map(escape, columns)], rows, "h")
 
 
 _UNITS: dict[str, Callable[[float], float]] = {  # what stands in the head of a column, and its numbers of ns or shares

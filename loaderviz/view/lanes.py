@@ -6,23 +6,18 @@ operators within operators go one track down. A copy stands in its stream and on
 shows the copies of all streams. Below the streams of each device stands what that device is doing.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, STEP_RANGE
 from loaderviz.intervals import covered_within, tracks, union
 from loaderviz.metrics import lateness
-from loaderviz.timeline import DEVICE_KINDS, KERNELS, LOADING, Kind, Lane, Timeline
-
-Indices = npt.NDArray[np.int64]
+from loaderviz.timeline import DEVICE_KINDS, KERNELS, LOADING, Ints, Kind, Lane, Numbers, Timeline
 
 _ROLES = ("worker", "pin", "main", "thread")  # the way of a batch through the host
 _SORTS = (  # the lanes of a host thread, from the outside in
@@ -54,7 +49,7 @@ class Row:
     title: str
     kind: str  # "host", "engine", "stream" or "strip"
     device: int
-    tracks: tuple[Indices, ...] = ()
+    tracks: tuple[Numbers, ...] = ()
     of: int = -1
     role: str = ""
     mirror: bool = False
@@ -92,7 +87,7 @@ def arrange(timeline: Timeline, operators: bool = False) -> tuple[list[Row], int
     return rows, int(missing.sum())
 
 
-def _busiest(timeline: Timeline, by_lane: list[Indices], group: str) -> list[int]:
+def _busiest(timeline: Timeline, by_lane: list[Numbers], group: str) -> list[int]:
     """Return the lanes of a group that are drawn: those with spans; of many the loops', and the longest busy ones."""
     used = [n for n, lane in enumerate(timeline.lanes) if lane.group == group and len(by_lane[n])]
     if len(used) <= LANES:
@@ -108,7 +103,7 @@ def _more(count: int, what: str, device: int) -> Row:
     return Row(f"and {more}", f"+ {more}", title, "host", device, (np.empty(0, np.int64),))
 
 
-def depths(start: npt.NDArray[np.integer[Any]], end: npt.NDArray[np.integer[Any]]) -> Indices:
+def depths(start: Ints, end: Ints) -> Numbers:
     """Return a track for each span, shape `start.shape`, so that none overlap: spans that nest get their depth."""
     result = np.zeros(len(start), np.int64)
     full = np.flatnonzero(end > start)
@@ -132,12 +127,12 @@ def _rank(lane: Lane, number: int) -> tuple[int, int, int]:
     return (role if lane.group == "host" else 0, lane.number, number)
 
 
-def _tracks(timeline: Timeline, spans: Indices) -> tuple[Indices, ...]:
+def _tracks(timeline: Timeline, spans: Numbers) -> tuple[Numbers, ...]:
     depth = depths(timeline.start[spans], timeline.end[spans])
     return tuple(spans[depth == level] for level in range(min(int(depth.max(initial=0)) + 1, DEPTH)))
 
 
-def _host_rows(timeline: Timeline, number: int, spans: Indices, operators: bool, long: float) -> list[Row]:
+def _host_rows(timeline: Timeline, number: int, spans: Numbers, operators: bool, long: float) -> list[Row]:
     """Return the rows of a host thread's spans; an operator of `long` ns may be in one although they are left out."""
     lane = timeline.lanes[number]
     shown = spans if operators else _without_operators(timeline, spans, long)
@@ -162,7 +157,7 @@ def _thread(lane: Lane) -> tuple[str, str]:
     return name, short
 
 
-def _sort_words(timeline: Timeline, spans: Indices, sort: str) -> str:
+def _sort_words(timeline: Timeline, spans: Numbers, sort: str) -> str:
     """Return what a lane of these spans holds: "ranges" that mark batches are "batches", to a reader."""
     if sort == "ranges":
         names = {timeline.names[name] for name in np.unique(timeline.name[spans]).tolist()}
@@ -174,11 +169,11 @@ def _sort_words(timeline: Timeline, spans: Indices, sort: str) -> str:
     return sort
 
 
-def _without_operators(timeline: Timeline, spans: Indices, length: float) -> Indices:
+def _without_operators(timeline: Timeline, spans: Numbers, length: float) -> Numbers:
     """Leave a lane's operators out, but long ones during which the lane would be empty, as if the host did nothing."""
     operators = timeline.kind[spans] == Kind.OPERATOR
     long = operators & (timeline.end[spans] - timeline.start[spans] >= length)
-    shown: Indices = spans[~operators]
+    shown: Numbers = spans[~operators]
     found = spans[long]
     if not len(found):
         return shown
@@ -188,7 +183,7 @@ def _without_operators(timeline: Timeline, spans: Indices, length: float) -> Ind
     return np.sort(np.r_[shown, alone[depths(timeline.start[alone], timeline.end[alone]) == 0]])
 
 
-def _device_rows(timeline: Timeline, device: int, streams: dict[int, Indices]) -> list[Row]:
+def _device_rows(timeline: Timeline, device: int, streams: dict[int, Numbers]) -> list[Row]:
     """Return the copy engines, seen over all streams, the streams, and the strip of what the device does."""
     here = np.sort(np.concatenate(list(streams.values())))
     kinds, rows = timeline.kind[here], []

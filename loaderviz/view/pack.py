@@ -18,16 +18,14 @@ from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderviz import metrics, words
 from loaderviz.metrics import Loop
-from loaderviz.timeline import DEVICE_KINDS, Cause, Kind, Timeline
+from loaderviz.timeline import DEVICE_KINDS, Cause, Kind, Mask, Numbers, Timeline
 from loaderviz.view import spoken, theme
 from loaderviz.view.lanes import Row, arrange
 
 Json = dict[str, Any]
-Ints = npt.NDArray[np.int64]
 Window = tuple[int, int]  # ns from the begin of a timeline
 
 MOST = 2_000_000  # bars of a page; a browser holds about 35 bytes of each
@@ -75,17 +73,17 @@ class Part:
         """A bar for each span of each row, and for each state of each strip."""
         return _bars_of(self)
 
-    def batches(self, bars: Bars) -> Ints:
+    def batches(self, bars: Bars) -> Numbers:
         """Return the batch of each bar; -1 for a state."""
         return np.where(bars.span < 0, -1, self.timeline.batch[bars.span])
 
-    def thinned(self, bars: Bars, keep: npt.NDArray[np.bool_], limit: int) -> Bars:
+    def thinned(self, bars: Bars, keep: Mask, limit: int) -> Bars:
         """Return at most about `limit` of its bars: those of one colour are merged, but for what `keep` marks."""
         batch = self.batches(bars)
         colour = np.where(batch < 0, len(theme.BATCHES), batch % len(theme.BATCHES))
         return merge(bars, bars.style * 64 + colour, keep, limit)
 
-    def bar_of(self, bars: Bars) -> Ints:
+    def bar_of(self, bars: Bars) -> Numbers:
         """Return for each span its bar, that of a mirror not counted; -1 if it has none, and at -1."""
         mirror = np.array([row.mirror for row in self.tracks], bool)
         place = np.full(len(self.timeline) + 1, -1, np.int64)
@@ -102,14 +100,14 @@ class Bars:
     tracks of all rows.
     """
 
-    track: Ints
-    start: Ints
-    end: Ints
-    style: Ints
-    span: Ints
-    count: Ints
+    track: Numbers
+    start: Numbers
+    end: Numbers
+    style: Numbers
+    span: Numbers
+    count: Numbers
 
-    def at(self, some: Ints) -> Bars:
+    def at(self, some: Numbers) -> Bars:
         """Return some of them."""
         return Bars(*(column[some] for column in vars(self).values()))
 
@@ -177,7 +175,7 @@ def _bars_of(part: Part) -> Bars:
     return Bars(track, start - origin, end - origin, style, span, np.ones(len(span), np.int64))
 
 
-def merge(bars: Bars, category: Ints, keep: npt.NDArray[np.bool_], limit: int) -> Bars:
+def merge(bars: Bars, category: Numbers, keep: Mask, limit: int) -> Bars:
     """Return at most about `limit` bars: short neighbours of one track become one bar for each category of them.
 
     Those that `keep` marks, and those longer than a cell of time, stay alone; cells grow until the limit holds. A
@@ -245,7 +243,7 @@ _DIFFERENCES = ("start", "batch", "tail", "head")  # of these the differences ar
 _DEFAULTS = {"batch": -1, "hidden": 255, "count": 1}
 
 
-def _columns(timeline: Timeline, bars: Bars, names: dict[str, int], sources: dict[str, int]) -> dict[str, Ints]:
+def _columns(timeline: Timeline, bars: Bars, names: dict[str, int], sources: dict[str, int]) -> dict[str, Numbers]:
     """Return the columns of a part's bars; `names` and `sources` get the texts that they name by number."""
     span, known = bars.span, bars.span >= 0
     of = {name: np.full(len(span), -1, np.int64) for name in ("name", "batch", "nbytes", "cause", "pinned", "source")}
@@ -268,7 +266,7 @@ def _columns(timeline: Timeline, bars: Bars, names: dict[str, int], sources: dic
     }
 
 
-def _numbered(texts: Sequence[str], used: Ints, numbers: dict[str, int]) -> Ints:
+def _numbered(texts: Sequence[str], used: Numbers, numbers: dict[str, int]) -> Numbers:
     """Return for each place in `texts` the number of that text, 0 for -1; new ones are added to `numbers`."""
     table = np.zeros(len(texts) + 1, np.int64)  # the last one, which -1 finds, is ""
     for place in np.unique(used[used >= 0]).tolist():
@@ -276,14 +274,14 @@ def _numbered(texts: Sequence[str], used: Ints, numbers: dict[str, int]) -> Ints
     return table[used]
 
 
-def _joins(timeline: Timeline, place: Ints) -> Ints:
+def _joins(timeline: Timeline, place: Numbers) -> Numbers:
     """Return the arrows of which both ends are bars: (tail, head, kind)."""
     tail, head, kind = (timeline.arrows[name] for name in ("tail", "head", "kind"))
-    joins: Ints = np.stack([place[tail], place[head], np.asarray(kind, np.int64)], axis=1)
+    joins: Numbers = np.stack([place[tail], place[head], np.asarray(kind, np.int64)], axis=1)
     return joins[(joins[:, :2] >= 0).all(axis=1)]
 
 
-def _body(tables: Mapping[str, Mapping[str, Ints]]) -> tuple[list[Json], bytes]:
+def _body(tables: Mapping[str, Mapping[str, Numbers]]) -> tuple[list[Json], bytes]:
     """Return what the head says of each column, and all columns; those that are constant take no room."""
     told: list[Json] = []
     planes: list[bytes] = []
@@ -355,7 +353,7 @@ def _notes(parts: Sequence[Part], tables: Sequence[tuple[Bars, Window | None]]) 
             yield f"{before}{words.count(part.arranged[1], 'deeply nested span')} not drawn"
 
 
-def _part(part: Part, bars: Bars, kept: Window | None, place: Ints) -> Json:
+def _part(part: Part, bars: Bars, kept: Window | None, place: Numbers) -> Json:
     """Return a part of the head; `place` gives each span its bar."""
     timeline, begin = part.timeline, part.timeline.begin
     rows = part.arranged[0]

@@ -24,8 +24,8 @@ import numpy as np
 
 from loaderviz import metrics, words
 from loaderviz.errors import LoadervizError, require
-from loaderviz.metrics import Loop, Mask, window_of
-from loaderviz.timeline import Timeline
+from loaderviz.metrics import Loop, window_of
+from loaderviz.timeline import Mask, Timeline
 from loaderviz.view import spoken, still
 from loaderviz.view.pack import MOST, Json, Part, Window, first_view, pack
 
@@ -315,8 +315,11 @@ def _advised(parts: Sequence[Part], advice: Mapping[str, Advice]) -> list[Part]:
             if finding.predicted is not None:
                 ghost = len(parts) + len(ghosts)
                 hidden = len(parts) > 1 or bool(ghosts)
-                window = advice[part.name].window
-                ghosts.append(_predicted(part, finding, finding.predicted, number, window, hidden))
+                window, both = advice[part.name].window, (finding.predicted, part.timeline)
+                told = "{} predicts {} a step instead of {}".format(
+                    finding.asked, *(words.duration(metrics.summarize(each).step) for each in both)
+                )
+                ghosts.append(_ghost(part, finding.predicted, told, number, window, hidden))
             findings.append(_line(part.timeline, finding, advice[part.name].window) | {"ghost": ghost})
         found.append(replace(part, findings=findings))
         if len(parts) == 1 and part.name in advice:
@@ -376,11 +379,6 @@ def _stairs(part: Part, advice: Advice) -> list[Part]:
     steps = advice.path[1:] if advice.path and shown and shown.kind == advice.path[0].kind else advice.path
     label = "{} a step" if len(steps) == len(advice.path) else "then {} a step"
     return [_ghost(part, each.predicted, label.format(each.told), 0, advice.window, False) for each in steps]
-
-
-def _predicted(part: Part, finding: Finding, predicted: Timeline, of: int, judged: Window, hidden: bool) -> Part:
-    step, now = (words.duration(metrics.summarize(each).step) for each in (predicted, part.timeline))
-    return _ghost(part, predicted, f"{finding.asked} predicts {step} a step instead of {now}", of, judged, hidden)
 
 
 def _ghost(part: Part, predicted: Timeline, label: str, of: int, judged: Window, hidden: bool) -> Part:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from html import escape
+from importlib.util import find_spec
 from typing import Any
 
 from loaderviz import words
@@ -116,25 +117,16 @@ def show(widget: Any) -> None:
 def cell() -> str:
     """Return an id of the notebook cell that runs, "" where the front end does not tell."""
     try:
-        from IPython import get_ipython
-
-        shell: Any = get_ipython()
+        shell: Any = sys.modules["IPython"].get_ipython()
         metadata = shell.kernel.get_parent("shell")["metadata"]
         return str(metadata.get("cellId", ""))
-    except (ImportError, AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError):
         return ""
 
 
 def live_here() -> bool:
     """Tell whether widgets work: anywidget and ipywidgets are there, and no Colab, which frames callbacks' outputs."""
-    if "google.colab" in sys.modules:
-        return False
-    try:
-        import anywidget  # noqa: F401
-        import ipywidgets  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return "google.colab" not in sys.modules and all(map(find_spec, ("anywidget", "ipywidgets")))
 
 
 def descendants(widget: Any) -> Iterator[Any]:

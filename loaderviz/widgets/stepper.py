@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from loaderviz import words
-from loaderviz.metrics import Mask, check_timeline, loop_lanes
-from loaderviz.timeline import COPIES, KERNELS, ArrowKind, Ints, Kind, Timeline, gathered
+from loaderviz.metrics import check_timeline, loop_lanes
+from loaderviz.timeline import COPIES, KERNELS, ArrowKind, Ints, Kind, Mask, Timeline, gathered
 from loaderviz.widgets import cells
 from loaderviz.widgets.cells import Interactive
 

@@ -27,18 +27,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from loaderviz import words
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Timeline
+from loaderviz.view import View
 from loaderviz.widgets.cells import live_here, show
 from loaderviz.words import in_language
-
-if TYPE_CHECKING:
-    from loaderviz.view import View
 
 FOLDER = Path(__file__).parent
 TEXTS = json.loads((FOLDER / "exercises.json").read_text(encoding="utf-8"))
@@ -404,9 +402,7 @@ class Note:
 
 def as_text(rows: Sequence[Sequence[str]]) -> str:
     """Return a table, of which the first row has the heads, in columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(words.aligned(rows, "<" * len(rows[0])))
 
 
 def as_markdown(rows: Sequence[Sequence[str]], sides: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -292,6 +292,13 @@ class LoaderRun:
         self.must_not_be_reused()
         self.must_have_no_hazards()
         self.must_be_sent(self.config.epochs * self.data.images.nbytes if needed is None else needed)
+
+    def must_be_pinned(self, copies: Iterable[Span], rule: str, key: str = "copy-staged") -> None:
+        """Raise `NotYet` at the first of these copies that comes from pageable memory; `key` is the text for it."""
+        for copy in copies:
+            if copy.pinned is False:
+                fact = say(key, batch=copy.batch, ran=stretch(self.timeline, copy.start, copy.end))
+                raise self.not_yet(fact, say(rule))
 
     def must_be_sent(self, needed: int) -> None:
         """Raise `NotYet` unless at least `needed` bytes travelled to the GPU in the window."""

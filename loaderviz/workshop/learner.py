@@ -97,7 +97,7 @@ def progress() -> Progress:
     """Return how far this learner is, by the file that `LOADERVIZ_PROGRESS` names, else one in the data folder."""
     if (own := rooms.own_file()) is None:
         return Progress([], [say("progress-off", variable=rooms.OWN)])
-    return Progress(*rooms.read(own)) if rooms.keep(None) else Progress([], [rooms.own_problem()])
+    return Progress([], [problem]) if (problem := rooms.keep(None)) else Progress(*rooms.read(own))
 
 
 # Recall

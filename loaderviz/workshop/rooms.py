@@ -9,8 +9,6 @@ out and name. In a folder for many accounts each kernel writes to a new file, wh
 all may read; readers follow no links. Nothing here ever stops a check: what goes wrong stands in `workshop.room()`.
 """
 
-from __future__ import annotations
-
 import getpass
 import hashlib
 import http.client
@@ -188,9 +186,7 @@ def name_for(wanted: str = "") -> str:
     that are the same in each kernel of this account on this machine.
     """
     given = words.one_line(str(wanted), LONGEST_NAME) or _here.name
-    if given := given or words.one_line(os.environ.get("JUPYTERHUB_USER", ""), LONGEST_NAME):
-        return given
-    return _account()
+    return given or words.one_line(os.environ.get("JUPYTERHUB_USER", ""), LONGEST_NAME) or _account()
 
 
 @cache
@@ -276,17 +272,12 @@ def heard(kind: str, about: str, outcome: str, minutes: float = 0.0, ns: int = 0
     threading.Thread(target=_send, daemon=True).start()
 
 
-def keep(row: Row | None) -> bool:
-    """Write a row, if there is one, to the learner's own file, which is made; tell whether that could be done."""
+def keep(row: Row | None) -> str:
+    """Write a row, if there is one, to the learner's own file, which is made; say why not where that cannot be done."""
     with _noting("own_note"):
         if own := own_file():
             os.makedirs(own.parent, exist_ok=True)
             append(own, row)
-    return not _here.own_note
-
-
-def own_problem() -> str:
-    """Return in a sentence why the learner's own file cannot be written; "" if it can."""
     return _here.own_note
 
 

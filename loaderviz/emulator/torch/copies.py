@@ -155,7 +155,8 @@ def prepare(session: Session, target: torch.Tensor, source: torch.Tensor) -> Non
     if tag:
         tag.blank = source_tag.blank if source_tag else ""
     if is_on_device(target):
-        tag.batch = session.batches.of_data(source_tag.batch if source_tag else -1)
+        known = source_tag is not None and source_tag.batch >= 0
+        tag.batch = source_tag.batch if known else session.batches.ahead
         return
     if source_tag:  # not so for memory that only a CUDA graph knows
         session.deferred.deliver(source_tag, session.stream)

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import process_time_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ from loaderviz.emulator.host import LoaderSchedule, Reads, Waited, processor_tim
 from loaderviz.emulator.kept import kept_workers
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.operators import Operator, host_work
-from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
+from loaderviz.emulator.torch.patches import REAL_TIME, Guard, Patches, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import AT_REST, HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import reraise
@@ -57,9 +57,6 @@ from loaderviz.imports import answering, held, starting
 from loaderviz.machine import Carried, thread_time_ns, tick
 from loaderviz.stations import Place, Sampler, place_of, stack_of, timed, timing
 from loaderviz.timeline import Cause, Kind
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.torch.patches import Patches
 
 SECOND = 10**9
 STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"  # forked from torch's module of iterators
@@ -735,11 +732,10 @@ class Meter(TorchDispatchMode):
     def not_counted(self) -> Iterator[None]:
         """Leave out the real time of a block, and what is called in it: it is priced as a whole, or elsewhere."""
         start, before = processor_time(), self._left_out
-        self._inside += 1
         try:
-            yield
+            with held(self, "_inside", self._inside + 1):
+                yield
         finally:
-            self._inside -= 1
             self._left_out = before + processor_time() - start
 
     @contextlib.contextmanager

@@ -82,7 +82,8 @@ class Functions(TorchFunctionMode):
         session = self.session
         if handler := HANDLERS.get(func):
             return handler(session, func, *args, **kwargs)
-        if session.default_type is not CPU and _is_of_nothing(args, kwargs):
+        of_nothing = session.default_type is not CPU and kwargs.get("device") is None
+        if of_nothing and not any(isinstance(it, torch.Tensor) for it in tree_leaves((args, kwargs))):
             with session.placing(session.default_type):
                 return func(*args, **kwargs)
         if kwargs and (kwargs.get("device") is not None or "pin_memory" in kwargs):
@@ -166,10 +167,6 @@ def overriding(kinds: Iterable[type]) -> list[Any]:
     if not found or not internals.is_torch_function_enabled():
         return []
     return [kind for kind in found if getattr(kind, "__torch_function__", NO_OVERRIDE) is not NO_OVERRIDE]
-
-
-def _is_of_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return kwargs.get("device") is None and not any(isinstance(it, torch.Tensor) for it in tree_leaves((args, kwargs)))
 
 
 class DefaultGenerator(Disguised):

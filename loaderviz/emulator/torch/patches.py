@@ -83,8 +83,9 @@ class Patches:
         before = getattr(owner, name, MISSING)
         if isinstance(value, staticmethod):
             value = staticmethod(self._stand_in(owner, name, before, value.__func__))
-        elif isinstance(value, (FunctionType, MethodType, type)) and before is not MISSING and not _is_whole(value):
-            value = self._stand_in(owner, name, before, value)
+        elif isinstance(value, (FunctionType, MethodType, type)) and before is not MISSING:
+            # beside one that stands alone, what it stands in for would answer as if it were not there
+            value = value if getattr(value, "stands_alone", False) else self._stand_in(owner, name, before, value)
         self.at_end(functools.partial(_put_back, owner, name, vars(owner).get(name, MISSING)))
         setattr(owner, name, value)
         return value
@@ -183,10 +184,6 @@ def _function_for(place: Place) -> Any:
         return (place.value or place.now())(*args, **kwargs)
 
     return stand_in
-
-
-def _is_whole(value: Any) -> bool:
-    return bool(getattr(value, "stands_alone", False))  # what it stands in for would answer as if it were not there
 
 
 def _put_back(owner: Any, name: str, value: Any) -> None:

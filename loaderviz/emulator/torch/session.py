@@ -173,14 +173,9 @@ class Session(HostThread, TensorMemory):
 
     # Host time
 
-    @contextmanager
-    def bookkeeping(self) -> Iterator[None]:
+    def bookkeeping(self) -> AbstractContextManager[None]:
         """Run our own tensor code: nothing of it is counted."""
-        self.quiet += 1
-        try:
-            yield
-        finally:
-            self.quiet -= 1
+        return held(self, "quiet", self.quiet + 1)
 
     def placing(self, device: torch.device | None) -> AbstractContextManager[None]:
         """A call of torch makes a tensor, which belongs on `device` (None: where its arguments are)."""
@@ -303,15 +298,16 @@ class Session(HostThread, TensorMemory):
         """
         if self.measured:
             self.runtime.now += self.own.stop()
-        self.functions += 1
-        self.quiet += 1
         try:
             alone = internals.DisableTorchDispatch() if self.operators_alone() else nullcontext()
-            with internals.DisableTorchFunction(), alone:
+            with (
+                held(self, "functions", self.functions + 1),
+                self.bookkeeping(),
+                internals.DisableTorchFunction(),
+                alone,
+            ):
                 return work(*args)
         finally:
-            self.quiet -= 1
-            self.functions -= 1
             self.leave()
 
     def calibrate(self) -> None:
@@ -721,10 +717,6 @@ class BatchNumbers(Numbering):
             yield
         finally:
             self.current, self.ahead = before
-
-    def of_data(self, batch: int) -> int:
-        """Return the batch that new data carry: that of the data they are made from, or the one prefetched, or -1."""
-        return batch if batch >= 0 else self.ahead
 
     def of_kernel(self, batch: int, stream: int) -> int:
         """Return the batch of a kernel on data of `batch` (-1: none); older data, such as states, count as newest."""

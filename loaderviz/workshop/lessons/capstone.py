@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -27,6 +27,7 @@ from loaderviz import mnist, words
 from loaderviz.metrics import summarize, window_of
 from loaderviz.recording import record
 from loaderviz.timeline import Kind, Timeline
+from loaderviz.view import Comparison, compare
 from loaderviz.workshop import diagnosis, harness, rooms
 from loaderviz.workshop.exercises import (
     Exercise,
@@ -45,9 +46,6 @@ from loaderviz.workshop.harness import CheckLoop, Data, FeedConfig, LoaderRun, f
 from loaderviz.workshop.lessons.lesson04 import must_be_shuffled, waits_too_often
 from loaderviz.workshop.lessons.lesson06 import Files, reading_time, steady, workers_of
 from loaderviz.workshop.loop import gpu_milliseconds
-
-if TYPE_CHECKING:
-    from loaderviz.view import Comparison
 
 Loader = Callable[..., Any]  # load(images, labels, size, epochs): hands out batches on the GPU
 
@@ -391,8 +389,6 @@ class Ladder:
 
         Raises `ExerciseError` for a name without rung, `TimelineError` for batches that the run does not have.
         """
-        from loaderviz.view import compare
-
         if unknown := set(names) - self.rungs.keys():
             known = say("comma").join(self.rungs) or say("none-yet")
             raise ExerciseError(say("no-rung", unknown=sorted(unknown)[0], known=known))

@@ -3,8 +3,6 @@
 The articles are found by everybody who searches for this subject. They are quoted in our words, with their numbers.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time
@@ -215,10 +213,9 @@ class Verdict:
     def rows(self) -> list[tuple[str, ...]]:
         """The numbers as text: a row for each machine, with its cases; a number for which the claim holds has a ✔."""
         cases = list(dict.fromkeys(case for _, case in self.numbers))
-        rows = [(say("the-machine"), *cases)]
-        for machine in dict.fromkeys(machine for machine, _ in self.numbers):
-            rows.append((machine, *(self._cell((machine, case)) for case in cases)))
-        return rows
+        machines = dict.fromkeys(machine for machine, _ in self.numbers)
+        rows = ((machine, *(self._cell((machine, case)) for case in cases)) for machine in machines)
+        return [(say("the-machine"), *cases), *rows]
 
     def _cell(self, where: tuple[str, str]) -> str:
         number = self.numbers.get(where)

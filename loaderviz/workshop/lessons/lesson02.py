@@ -35,10 +35,7 @@ def pin_one(answer: Callable[..., Any], chance: random.Random) -> Score:
     for run in (plain, reading):
         run.must_be_right()
         copies = list(run.timeline.rows(Kind.COPY_H2D))  # labels are pinned; a part of the images may be small
-        for copy in copies:
-            if copy.pinned is False:
-                ran = stretch(run.timeline, copy.start, copy.end)
-                raise run.not_yet(say("copy-staged", batch=copy.batch, ran=ran), say("R1"))
+        run.must_be_pinned(copies, "R1")
     took = words.duration(max(copy.duration for copy in copies))
     return Score(say("not-staged", count=len(copies), took=took), plain.timeline)
 
@@ -86,10 +83,7 @@ def let_pin(answer: Callable[..., Any], chance: random.Random) -> Score:
     for run in (plain, reading):
         run.must_be_right()
         large = diagnosis.copies(run.timeline)
-        for copy in large:
-            if copy.pinned is False:
-                fact = say("loader-pageable", batch=copy.batch, ran=stretch(run.timeline, copy.start, copy.end))
-                raise run.not_yet(fact, say("R1"))
+        run.must_be_pinned(large, "R1", "loader-pageable")
         if not any(pin.lane.role == "pin" for pin in run.timeline.rows(Kind.PIN)):
             raise run.not_yet(say("pins-itself"), say("R43"))
     return Score(say("loader-pins", count=len(large)), plain.timeline)

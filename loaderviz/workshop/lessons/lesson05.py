@@ -6,21 +6,19 @@ import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from loaderviz import metrics, words
 from loaderviz.emulator.hazards import Access, Hazards, Lints
 from loaderviz.timeline import Timeline
+from loaderviz.view import View
 from loaderviz.workshop import harness
 from loaderviz.workshop.exercises import Score, check_of, say
 from loaderviz.workshop.harness import Batch, CheckLoop, Data, FeedConfig, LoaderRun, feed
 from loaderviz.workshop.lessons import suspects
 from loaderviz.workshop.lessons.lesson03 import judged_again
-
-if TYPE_CHECKING:
-    from loaderviz.view import View
 
 TRIED = 16  # batches of a trial
 HIDDEN = 512  # work on a batch takes about twice as long as its copy, so that copies can get far ahead of it

@@ -22,6 +22,7 @@ from loaderviz.emulator.hardware import GB, RECEIVING, SENDING, Host
 from loaderviz.experiment import Images
 from loaderviz.loaders import PrefetchLoader
 from loaderviz.timeline import Cause, Kind, Timeline, TimelineError
+from loaderviz.widgets.explorer import Settings, simulate
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import stretch
 from loaderviz.workshop.exercises import NotYet, Score, check_of, counted, learners_code, number_of, say
@@ -29,8 +30,6 @@ from loaderviz.workshop.harness import Batch, Data, FeedConfig, feed
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-    from loaderviz.widgets.explorer import Settings
 
 STEADY = range(12, 28)  # batches by which the start is over: of 32, the first 12 fill queues and take memory
 STAGES = {"fetch": Kind.FETCH, "pin": Kind.PIN, "copy": Kind.COPY_H2D, "compute": Kind.COMPUTE}
@@ -135,8 +134,6 @@ class Case:
 
     def run(self, workers: int) -> tuple[int, Timeline]:
         """Return the step [ns] with so many workers, and the timeline."""
-        from loaderviz.widgets.explorer import simulate
-
         timeline = simulate(replace(self.settings, workers=workers), host=HOST)
         end = int(timeline.batch[timeline.where(Kind.COMPUTE)].max()) + 1
         last = steady(timeline, range(end - LAST, end))
@@ -152,8 +149,6 @@ def case(slowest: str, enough: int, chance: random.Random) -> Case:
     One worker fewer makes a step a sixth longer, or more. For 3 workers the ratio of fetch to that is about 2.4,
     so it has to be rounded up.
     """
-    from loaderviz.widgets.explorer import Settings  # brings the widgets, which no other lesson needs
-
     unit = chance.randrange(800_000, 1_600_000)  # ns of the slowest station
     nbytes = unit * {"compute": 2, "pin": 10, "copy": 5}[slowest]  # in 1 ns the host reads and writes 10 bytes each
     rate = nbytes * GB // unit if slowest == "copy" else 50 * GB

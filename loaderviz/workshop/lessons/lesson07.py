@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,12 +13,10 @@ from loaderviz import intervals, words
 from loaderviz.emulator.hardware import RECEIVING, SENDING, Host
 from loaderviz.metrics import summarize
 from loaderviz.timeline import COPIES, Context, Kind, Timeline, TimelineBuilder
+from loaderviz.widgets.explorer import Settings, simulate
 from loaderviz.workshop import diagnosis
 from loaderviz.workshop.diagnosis import stretch
 from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code, number_of, say
-
-if TYPE_CHECKING:
-    from loaderviz.widgets.explorer import Settings
 
 Interval = tuple[int, int]  # start, end [ns]
 SEED_BITS = 32  # of what is drawn anew for each check; a seed this short can be typed
@@ -129,16 +127,12 @@ def training(cause: str, seed: int) -> Timeline:
 
     The ranges of the costs leave a margin: whatever the seed, `advise` finds this cause and no other.
     """
-    from loaderviz.widgets.explorer import simulate  # brings the widgets, which few lessons need
-
     free: dict[str, Any] = dict.fromkeys((*SENDING, *RECEIVING), 0)  # so that the pin thread keeps up
     host = replace(Host.preset("workstation"), name="a near host", **free)
     return simulate(_settings(cause, random.Random(seed)), host=host)
 
 
 def _settings(cause: str, chance: random.Random) -> Settings:
-    from loaderviz.widgets.explorer import Settings
-
     compute = chance.randrange(900_000, 1_500_000)
     # A pageable copy takes most of the time of the kernels, a pinned one a quarter, and the pin thread keeps up: with
     # more bytes it would still be page-locking when the steps begin that are judged.

@@ -42,9 +42,9 @@ def install(session: Session, patches: Patches) -> None:
     _install_memory(session, patches)
     software = DATA["gpu"]["software"]
     patches.set(torch.version, "cuda", software["cuda"])
-    limit = [10]
+    limit, (major, minor, patch) = [10], software["nccl"]
     of_c = {
-        "_nccl_version": lambda: _packed(software["nccl"]),
+        "_nccl_version": lambda: major << 32 | minor << 16 | patch,
         "_nccl_version_suffix": lambda: b"",
         "_has_cudnn": True,
         "_cuda_get_cudnn_benchmark_limit": lambda: limit[0],
@@ -94,11 +94,6 @@ def _plans(session: Session, func: Any, device: int) -> int:
 @answers(torch._cufft_get_plan_cache_size, torch._cufft_set_plan_cache_max_size, torch._cufft_clear_plan_cache)
 def _no_plans(session: Session, func: Any, *args: Any) -> int:
     return 0
-
-
-def _packed(version: list[int]) -> int:
-    major, minor, patch = version
-    return major << 32 | minor << 16 | patch
 
 
 def _needs_nvml(name: str) -> Callable[..., Any]:
