@@ -5,6 +5,8 @@ with loaderviz.record(on="a100") as recording:   # ordinary PyTorch code for CUD
 recording.timeline                               # the picture; loaderviz.summarize() gives the numbers
 """
 
+from __future__ import annotations
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -3,6 +3,8 @@
 And `clean` gives the error of a recorded program the traceback that the program alone would have had.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path

@@ -5,6 +5,8 @@ losses are equal; so is the resident loader's in its first epoch, after which it
 "usual" is the loop as most people write it: digits one by one through PIL, from two workers, and `.cuda()` in the loop.
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping

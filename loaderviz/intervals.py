@@ -4,6 +4,8 @@ A set is an array of shape (n, 2): half-open intervals [start, end), sorted, dis
 one from spans in any order; the other functions take and return such sets. Everything is O(n log n).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Any

@@ -3,6 +3,8 @@
 Each is held by the tests whose names begin with `test_r16_`; the texts are in `rules.toml`.
 """
 
+from __future__ import annotations
+
 import tomllib
 from dataclasses import dataclass
 from html import escape

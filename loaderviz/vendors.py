@@ -5,6 +5,8 @@ the years ("Kernel" in 2021, "kernel" now) and differ by vendor (`cuda_runtime`,
 types are those of Kineto's ActivityType).
 """
 
+from __future__ import annotations
+
 import re
 import tomllib
 from collections.abc import Sequence

@@ -4,6 +4,8 @@ duration(1_234_567)   # "1.235 ms"
 share(0.412)          # "41 %"
 """
 
+from __future__ import annotations
+
 import os
 import re
 import shutil

@@ -4,6 +4,8 @@ Every gain is an upper bound with its closed form: the smaller of the time that 
 window has beyond the work that remains. None is promised of a change that `what_if` predicts to gain nothing.
 """
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

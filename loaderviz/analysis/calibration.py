@@ -10,6 +10,8 @@ Where the clock of processor time ticks coarsely, as on Windows, it is time on t
 Page-locking is measured only where there is a GPU. Everything else is that of a preset, as `Host.source` says.
 """
 
+from __future__ import annotations
+
 import io
 import multiprocessing
 import statistics

@@ -3,6 +3,8 @@
 Everything is clipped to the window that is judged. A timeline may lack batches, host lanes, launches or copies.
 """
 
+from __future__ import annotations
+
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence

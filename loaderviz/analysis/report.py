@@ -6,6 +6,8 @@ broken(report(timeline), under=["overlap=0.9"])    # a sentence for each limit t
 differences(before, after)                         # each number with its change, and its noise where that is known
 """
 
+from __future__ import annotations
+
 import json
 import math
 import re

@@ -6,6 +6,8 @@
 What is gained is the difference of two replays, so that what a replay does not know is in both.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property

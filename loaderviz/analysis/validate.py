@@ -5,6 +5,8 @@ the outermost operator that the emulator would see; the same shapes are then pri
 kernels that ran beside another stream's, and operators that are not torch's own. Times in ns, rates in bytes a second.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections import defaultdict

@@ -4,6 +4,8 @@ The kernels, the host's calls and the cost of a batch are those of the timeline;
 them on the emulator's rules (`emulator.replay`). How close it comes is measured in the tests.
 """
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -11,6 +11,8 @@ to which class an operator belongs. This file says what it moves and computes, a
 Never imports torch.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from functools import lru_cache
 from math import isqrt, prod

@@ -10,6 +10,8 @@
 Every call costs host time, as the rules of CUDA and PyTorch (rules.toml) say. All times are integer nanoseconds.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Iterable
 from contextlib import nullcontext

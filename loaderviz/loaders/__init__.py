@@ -10,6 +10,8 @@ ResidentLoader   the data set on the device, batches as slices or gathers: no co
 They need nothing but torch, and run on `device="cpu"` with the same order, errors and state.
 """
 
+from __future__ import annotations
+
 from .base import BlockingLoader, PinnedLoader
 from .prefetch import LIFETIMES, PrefetchLoader
 from .resident import ResidentLoader

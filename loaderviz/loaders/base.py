@@ -4,6 +4,8 @@ A subclass writes `_run`, a generator of batches. This class hands that generato
 `iter()` cancels, counts epochs and batches *handed out*, and makes sure that nothing stays open behind a `break`.
 """
 
+from __future__ import annotations
+
 import inspect
 import itertools
 import operator

@@ -7,6 +7,8 @@ Times: with `baseTimeNanoseconds` (torch 2.4 and later) `ts` counts µs from it;
 become ns of Unix time here, so that several ranks can be aligned.
 """
 
+from __future__ import annotations
+
 import gc
 import json
 import re

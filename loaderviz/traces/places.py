@@ -6,6 +6,8 @@ found("run.tar.gz", stack)        # the members of an archive, in a folder that 
 found(open(..., "rb"), stack)     # one file, wherever it is: also of fsspec
 """
 
+from __future__ import annotations
+
 import glob
 import os
 import tarfile

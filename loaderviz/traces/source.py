@@ -6,6 +6,8 @@ string; where an object inside an event looks so, the parser fails on the piece 
 Cutting is a search for bytes, some ten times as fast as parsing.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Callable, Iterator

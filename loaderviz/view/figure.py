@@ -3,6 +3,8 @@
 The view itself is not made of them: plotly draws some thousand bars quickly, and a real trace not at all.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from html import escape
 from textwrap import wrap

@@ -6,6 +6,8 @@ operators within operators go one track down. A copy stands in its stream and on
 shows the copies of all streams. Below the streams of each device stands what that device is doing.
 """
 
+from __future__ import annotations
+
 import re
 from bisect import bisect
 from dataclasses import dataclass

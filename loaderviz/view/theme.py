@@ -11,6 +11,8 @@ computes. Thin bars hang from the top of their lane. Where bars are narrower tha
 its time: kernels then grow from the bottom and copies from the top, so that they are told apart there, too.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from loaderviz.timeline import Kind

@@ -1,5 +1,7 @@
 """Pictures one can touch. They need ipywidgets and anywidget; without them they show their first frame."""
 
+from __future__ import annotations
+
 from loaderviz.widgets.cells import Viewer, viewer
 from loaderviz.widgets.explorer import Explorer, Settings, SettingsError, explore
 from loaderviz.widgets.stepper import State, Stepper, state_at, step_through

@@ -1,5 +1,7 @@
 """What needs anywidget: the view, the explorer and a question with choices as widgets."""
 
+from __future__ import annotations
+
 from importlib.resources import files
 from typing import Any
 

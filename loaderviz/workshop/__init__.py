@@ -9,6 +9,8 @@
 is the last one.
 """
 
+from __future__ import annotations
+
 from loaderviz.imports import fork_workers
 from loaderviz.workshop import articles, break_it
 from loaderviz.workshop.exercises import Exercise, ExerciseError, Note, Outcome, Prediction, predict, say

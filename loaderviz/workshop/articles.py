@@ -4,6 +4,8 @@ for printed, repaired in articles.PROGRAMS.values():
     print(lv.advise(articles.run(printed))[0], lv.summarize(articles.run(repaired)).step)
 """
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -7,6 +7,8 @@ posted, and the board with its state. Whoever has the code may write in any name
 not who writes. The rest is limits: of sizes, of requests, of rows and names kept, of connections and their time.
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import hmac

@@ -6,6 +6,8 @@ room.vote("Ada and Bo", {"early-read": 3, "nothing": 5})
 room.judge()                                      # what it was, and the points
 """
 
+from __future__ import annotations
+
 import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence

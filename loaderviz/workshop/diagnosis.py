@@ -4,6 +4,8 @@ Which copy is exposed, in which stretch the GPU is idle, what the host waits for
 masks, here one span is chosen and told. Times are µs from the start of the measured window, as in the picture.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import groupby
 

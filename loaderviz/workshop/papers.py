@@ -4,6 +4,8 @@ Both need no network: slides are the solved notebook as it ran, without the exer
 cells by nbconvert; the handout is made of the table of terms, and of the exercises' titles.
 """
 
+from __future__ import annotations
+
 import base64
 import re
 from collections.abc import Iterator

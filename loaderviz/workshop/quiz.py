@@ -3,6 +3,8 @@
 Everything is computed: the answers come from the same measures as the advice and the checks.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Callable, Sequence
 from typing import Any

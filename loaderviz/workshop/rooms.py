@@ -9,6 +9,8 @@ out and name. In a folder for many accounts each kernel writes to a new file, wh
 all may read; readers follow no links. Nothing here ever stops a check: what goes wrong stands in `workshop.room()`.
 """
 
+from __future__ import annotations
+
 import getpass
 import hashlib
 import http.client

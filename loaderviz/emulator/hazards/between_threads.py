@@ -9,6 +9,8 @@ A clock's entries are of one thread's work in one stream: a `Source`. What two t
 after the other in any case, and is no race.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore, join_clock

@@ -4,6 +4,8 @@ A wait is needed if some access relies on it: `happens_before` keeps the order w
 costs is the time for which it holds back the next work of its stream.
 """
 
+from __future__ import annotations
+
 import ast
 import re
 from dataclasses import dataclass, field

@@ -11,6 +11,8 @@ warm cache has not.
     races.access(gpu.launch(1000), address, address + 4096, reads=True)    # early-read: nobody waits for the copy
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -3,6 +3,8 @@
 No other file has one, so that a torch without it fails here. The emulator's tests passed on 2.10, 2.13 and `NEWEST`.
 """
 
+from __future__ import annotations
+
 import re
 from typing import Any
 
