@@ -661,6 +661,7 @@ def record_program(
     meaning in a real run. Raises what `record` raises for an option that means nothing, and `ProgramError` without such
     a module.
     """
+
     def leave(status: int) -> int:
         stopping.end()
         try:

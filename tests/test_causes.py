@@ -22,6 +22,9 @@ from benchmarks.loops import own, strangers
         slow(own, "features_in_columns", "laptop"),  # whose sending is in the time of a fetch
         slow(strangers, "norm_of_each_layer", "workstation"),  # with the norm, which stands in the same line
         (strangers, "bytes_sent_as_floats", "laptop"),  # pinned before the loop
+        slow(strangers, "right_of_each_class", "laptop"),  # whose line launches most kernels of a step
+        slow(strangers, "average_of_weights", "laptop"),  # before the graph, which gains more and is more work
+        slow(strangers, "blurred_on_the_host", "laptop"),  # a new tensor, whichever operator made it
         slow(strangers, "boxes_one_by_one", "laptop"),  # packed, they need not be stacked
     ],
 )

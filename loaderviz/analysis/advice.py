@@ -623,7 +623,7 @@ def waiting_for_data(facts: Evidence) -> Found:
     )
     if change is AS_READY:
         return finding, facts.removal(even=True)
-    return (finding, facts.removal(fetch=1 - facts.fetch_lines(Cause.THREAD)[1])) if change is AT_LOCK else finding
+    return (finding, facts.removal(waits=facts.unlocked)) if change is AT_LOCK else finding
 
 
 def slow_line(facts: Evidence) -> Found:
@@ -665,7 +665,7 @@ def uneven_workers(facts: Evidence) -> Found:
         return None
     hot = max(usual, key=lambda lane: usual[lane])
     times = usual[hot] / max(1.0, float(np.median([time for lane, time in usual.items() if lane != hot])))
-    if times < HOT:
+    if times < HOT or 2 * facts.length(waits & facts.others_ready) < facts.length(waits):  # none is kept back
         return None
     floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
     gain = facts.gain(facts.length(waits), "the waits for data", *floors)
@@ -1410,15 +1410,15 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
     if _pin_thread_is_full(facts):
         seen += f", the pin thread pins {words.share(facts.busy(pin))} of it, and there is only one (R45)"
         return seen, "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU", None
-    if busy < SATURATED and (told := _seldom(facts, seen, waits, busy > NEARLY)):
-        return *told, None
     place, queued = facts.fetch_lines(Cause.THREAD)
-    if queued > QUEUED:
+    if queued > QUEUED and busy > NEARLY:
         return (
             f"{seen}, and for {words.share(queued)} of it they wait for each other{place and f' in {place}'}",
             AT_LOCK,
             None,
         )
+    if busy < SATURATED and (told := _seldom(facts, seen, waits, busy > NEARLY)):
+        return *told, None
     if not facts.more_workers:
         turns = f", and {_cores(facts)}: {'they take turns' if waiting else 'more workers would take turns'}"
         full, change = _room(facts, len(workers)), f"# more workers do not help: {CHEAPER}"

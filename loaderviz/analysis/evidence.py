@@ -93,7 +93,7 @@ class Removal:
     """What a line that is written anew takes away: the host's time `when`, its `calls`, with what they launch.
 
     `even`: each batch takes as long to fetch as all do on average. `shrink`: the share of a batch's bytes that is left,
-    `fetch`: of the time of its fetch. `pinned`: what is copied lies in pinned memory then.
+    `fetch`: of the time of its fetch, `waits`: of what that waits. `pinned`: what is copied lies in pinned memory then.
     `joined`: so many tensors of a batch are copied at once. `graphs`: what is left of a step is a CUDA graph.
     """
 
@@ -104,6 +104,7 @@ class Removal:
     even: bool = False
     shrink: float = 1.0
     fetch: float = 1.0
+    waits: float = 1.0
     pinned: bool = False
 
 
@@ -819,7 +820,8 @@ class Evidence:
         np.minimum.at(used, timeline.batch[rows], timeline.end[rows])
         latest = np.r_[self.start, np.maximum.accumulate(used[timeline.batch[fetched]])]
         before = np.searchsorted(timeline.end[fetched], timeline.start, side="right")
-        return self.waiting(Cause.DATA) & (latest[before] > timeline.end)
+        ready: Mask = self.waiting(Cause.DATA) & (latest[before] > timeline.end)
+        return ready
 
     @cached_property
     def fetch_place(self) -> tuple[Cause, str, float]:
@@ -833,6 +835,13 @@ class Evidence:
         """For how many ns fetches do what, by cause."""
         mine = self.fetches & (self.timeline.cause != Cause.NONE)
         return np.bincount(self.timeline.cause[mine], (self.timeline.end - self.timeline.start)[mine], len(Cause))
+
+    @property
+    def unlocked(self) -> float:
+        """What is left (0..1) of the waits of fetches without those for a lock, which one of the workers has then."""
+        fetch, number = self.fetch, max(1, len(self.lanes_of("worker")))
+        queued = min(self.fetch_lines(Cause.THREAD)[1], 1 - 1 / number) * (fetch.computes + fetch.waits)
+        return max(0.0, 1 - queued / fetch.waits) if fetch.waits else 1.0
 
     def fetch_lines(self, cause: Cause) -> tuple[str, float]:
         """In which lines fetches do this ("file:line and file:line"), and for which share of their time."""

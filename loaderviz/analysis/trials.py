@@ -130,7 +130,7 @@ class Trials:
             taking = facts.covered(facts.loop & facts.handing_out)
             return facts.host_floor(either(facts.getting, taking)).ns / facts.steps + fetch.computes + fetch.waits
         own, left = facts.host_floor(facts.getting).ns / facts.steps, removal.fetch if removal else 1.0
-        computes, waits = left * fetch.computes, left * fetch.waits
+        computes, waits = left * fetch.computes, left * fetch.waits * (removal.waits if removal else 1.0)
         supply = max((computes + waits) / workers, computes / min(workers, cores))
         return float(max(own, supply, (own + computes) / cores))
 

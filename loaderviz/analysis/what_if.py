@@ -201,7 +201,7 @@ class LoopModel:
             batch, length = int(timeline.batch[index]), int(timeline.end[index] - timeline.start[index])
             (took, waited), waits = times.get(batch, (0, 0)), min(length, int(timeline.waited[index]))
             computes, left = max(0, length - waits - int(self._gone[index])), self._removal.fetch
-            times[batch] = took + round(left * computes), waited + round(left * waits)
+            times[batch] = took + round(left * computes), waited + round(left * self._removal.waits * waits)
         if self._removal.even and times:
             took, waited = (round(float(mean)) for mean in np.mean(list(times.values()), axis=0))
             times = dict.fromkeys(times, (took, waited))
