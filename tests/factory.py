@@ -119,6 +119,12 @@ def us(spans: Any) -> list[Any]:
     return [(lane, round(start * US), round(end * US), *more) for lane, start, end, *more in spans]
 
 
+def steps(count: int, period: float, spans: Callable[[int], Any]) -> list[Any]:
+    """Of so many steps of `period` µs the `spans(n)` of each, for `made`: with times in µs from the nth's begin."""
+    of_all = ((n * period, span) for n in range(count) for span in spans(n))
+    return us((lane, at + start, at + end, *more) for at, (lane, start, end, *more) in of_all)
+
+
 def device_kinds() -> tuple[Timeline, dict[str, float]]:
     """A stream with each kind of device work, and a second copy to the GPU, of no batch, in another stream; and how
     high each is drawn, by name: 1 for kernels."""

@@ -292,19 +292,19 @@ def test_collectives_are_no_useful_work():
     ],
 )
 def test_advice_about_collectives_names_what_calls_them_and_not_only_what_they_do(ranges, operation, change):
-    spans = []
-    for step in range(4):
-        spans += [(step, "main", depth, 990 - depth, Kind.RANGE, {"name": name})
-                  for depth, name in enumerate((f"ProfilerStep#{step + 3}", *ranges))]  # fmt: skip
-        work = {"name": f"ncclDevKernel_{operation}_x", "by": -1}
-        spans += [
-            (step, "main", 9, 12, Kind.API, {"name": "cudaLaunchKernel", "correlation": step}),
-            (step, "stream 7", 20, 800, Kind.COMMUNICATION, work),
-            (step, "main", 12, 980, Kind.WAIT, {"name": "synchronize", "cause": Cause.SYNCHRONIZE}),
-            (step, "stream 7", 800, 990, Kind.COMPUTE, {"batch": step}),
-        ]
-    made = [(lane, (1_000 * n + start) * US, (1_000 * n + end) * US, *more) for n, lane, start, end, *more in spans]
-    finding = finding_of(factory.made(*made).self_check(), "communication-exposed")
+    spans = factory.steps(
+        4,
+        1_000,
+        lambda n: [
+            ("main", 0, 990, Kind.RANGE, {"name": f"ProfilerStep#{n + 3}"}),
+            *[("main", at, 990 - at, Kind.RANGE, {"name": name}) for at, name in enumerate(ranges, 1)],
+            ("main", 9, 12, Kind.API, {"name": "cudaLaunchKernel", "correlation": n}),
+            ("stream 7", 20, 800, Kind.COMMUNICATION, {"name": f"ncclDevKernel_{operation}_x", "by": -1}),
+            ("main", 12, 980, Kind.WAIT, {"name": "synchronize", "cause": Cause.SYNCHRONIZE}),
+            ("stream 7", 800, 990, Kind.COMPUTE, {"batch": n}),
+        ],
+    )
+    finding = finding_of(factory.made(*spans).self_check(), "communication-exposed")
     assert change in finding.change
     named = [name for name in ranges if f"Most of it is called in {name}." in finding.evidence]
     assert len(named) == (ranges[0] != "my own range")
@@ -1089,19 +1089,19 @@ def test_the_advice_on_public_traces(name):
 @pytest.mark.parametrize("steps", [0, 1, 4])
 def test_first_calls_are_no_cost_of_a_loop_unless_they_come_back(steps):
     """A first call of 5 ms, then calls of 5 µs; in each of several marked steps it is what the loop costs."""
-    spans = []
-    for number in range(max(steps, 1)):
-        start, of = number * 10_000, {"batch": number + 3}
-        spans += [("main", start, start + 10_000, Kind.RANGE, {"name": f"ProfilerStep#{number + 3}"} | of)] * bool(
-            steps
-        )
-        for call in range(20):
-            begin, length = start + (call and 5_100 + 20 * call), 5 if call else 5_000
-            end = begin + length + 2
-            spans += [("main", begin, begin + length, Kind.API, {"name": "cudaLaunchKernel"} | of),
-                      ("stream 7", end, end + 4, Kind.COMPUTE, {"by": -1} | of)]  # fmt: skip
-    timeline = factory.made(*factory.us(spans)).self_check()
-    advice = {finding.kind: finding for finding in lv.advise(timeline, window=(0, (start + 10_000) * US))}
+    calls, count = [(0, 5_000), *((at, at + 5) for at in range(5_120, 5_500, 20))], max(steps, 1)
+    launch = {"name": "cudaLaunchKernel"}
+    spans = factory.steps(
+        count,
+        10_000,
+        lambda n: [
+            *[("main", 0, 10_000, Kind.RANGE, {"name": f"ProfilerStep#{n + 3}", "batch": n + 3})] * bool(steps),
+            *(("main", begin, end, Kind.API, launch | {"batch": n + 3}) for begin, end in calls),
+            *(("stream 7", end + 2, end + 6, Kind.COMPUTE, {"by": -20, "batch": n + 3}) for _, end in calls),
+        ],
+    )
+    timeline = factory.made(*spans).self_check()
+    advice = {finding.kind: finding for finding in lv.advise(timeline, window=(0, count * 10_000 * US))}
     assert ("warm-up" in advice) == (steps < 2)
     if steps < 2:
         assert advice["warm-up"].expected_gain.once
@@ -1132,12 +1132,14 @@ def test_an_order_that_is_drawn_once_an_epoch_is_no_fetch_in_the_loop():
 
 @pytest.mark.parametrize(("window", "told"), [(1030, False), (1031, True)])
 def test_a_window_that_is_not_its_steps_is_told(window, told):
-    spans = []
-    for n in range(12):
-        spans.append(
-            ("main", 100 * n * US, 100 * (n + 1) * US, Kind.RANGE, {"name": f"batch {n}: 1 samples", "batch": n})
-        )
-        spans.append(("stream 7", 100 * n * US, (100 * n + 50) * US, Kind.COMPUTE, {"batch": n}))
+    spans = factory.steps(
+        12,
+        100,
+        lambda n: [
+            ("main", 0, 100, Kind.RANGE, {"name": f"batch {n}: 1 samples", "batch": n}),
+            ("stream 7", 0, 50, Kind.COMPUTE, {"batch": n}),
+        ],
+    )
     advice = lv.advise(factory.made(*spans), window=(1100 * US - window * US, 1100 * US))
     assert "10 steps of 100 µs" in advice.judged
     assert ("a time “a step” below" in advice.judged) is told
@@ -1789,20 +1791,24 @@ def test_a_copy_of_what_the_loader_gave_is_not_told_to_be_made_later(take):
 @pytest.mark.parametrize(("maker", "told"), [("aten::_to_copy", True), ("aten::empty_strided", False)])
 def test_in_a_real_trace_the_operators_around_a_conversion_are_no_other_work(maker, told):
     """There `aten::to` is around the conversion, and a second one around the copy."""
-    spans = []
-    for n in range(12):
-        at = 1000 * n
-        spans += [("main", at * US, (at + 999) * US, Kind.RANGE, {"name": f"batch {n}: 8 samples", "batch": n})]
-        parts = [("aten::to", 0, 300), (maker, 2, 299), ("aten::copy_", 5, 290), ("aten::to", 310, 500)]
-        parts += [("aten::_to_copy", 311, 499), ("aten::copy_", 312, 498)]
-        spans += [
-            ("main", (at + first) * US, (at + last) * US, Kind.OPERATOR, {"name": name}) for name, first, last in parts
-        ]
-        copy = {"batch": n, "nbytes": 1_000_000, "pinned": False, "by": -1}
-        spans += [("main", (at + 320) * US, (at + 490) * US, Kind.API, {"name": "cudaMemcpyAsync"})]
-        spans += [("stream 7", (at + 330) * US, (at + 430) * US, Kind.COPY_H2D, copy)]
-        spans += [("main", (at + 600) * US, (at + 610) * US, Kind.API, {"name": "cudaLaunchKernel"})]
-        spans += [("stream 7", (at + 620) * US, (at + 900) * US, Kind.COMPUTE, {"batch": n, "by": -1})]
+    copy = {"nbytes": 1_000_000, "pinned": False, "by": -1}
+    spans = factory.steps(
+        12,
+        1_000,
+        lambda n: [
+            ("main", 0, 999, Kind.RANGE, {"name": f"batch {n}: 8 samples", "batch": n}),
+            ("main", 0, 300, Kind.OPERATOR, {"name": "aten::to"}),
+            ("main", 2, 299, Kind.OPERATOR, {"name": maker}),
+            ("main", 5, 290, Kind.OPERATOR, {"name": "aten::copy_"}),
+            ("main", 310, 500, Kind.OPERATOR, {"name": "aten::to"}),
+            ("main", 311, 499, Kind.OPERATOR, {"name": "aten::_to_copy"}),
+            ("main", 312, 498, Kind.OPERATOR, {"name": "aten::copy_"}),
+            ("main", 320, 490, Kind.API, {"name": "cudaMemcpyAsync"}),
+            ("stream 7", 330, 430, Kind.COPY_H2D, copy | {"batch": n}),
+            ("main", 600, 610, Kind.API, {"name": "cudaLaunchKernel"}),
+            ("stream 7", 620, 900, Kind.COMPUTE, {"batch": n, "by": -1}),
+        ],
+    )
     evidence = [each.evidence for each in lv.advise(factory.made(*spans))]
     assert any("with aten::_to_copy" in each for each in evidence) is told
 

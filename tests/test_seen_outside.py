@@ -17,6 +17,7 @@ import weakref
 import zlib
 from pathlib import Path
 
+import factory
 import numpy as np
 import pytest
 import torch
@@ -386,11 +387,9 @@ def test_forks_do_not_hang(on, threaded, others):
 
     with lv.record(**on) as run:
         if threaded:
-            thread = threading.Thread(target=fork)
-            thread.start()
-            while thread.is_alive():
-                list(DataLoader(Numbered(), 8))
-            thread.join()
+            with factory.beside(fork) as thread:
+                while thread.is_alive():
+                    list(DataLoader(Numbered(), 8))
         else:
             fork()
             list(DataLoader(Numbered(), 8))
