@@ -252,15 +252,17 @@ function swatchNode(view, which) {
 
 function fillLegend(view) {
   const { model, ui } = view,
-    { style, batch } = model.columns,
-    kinds = new Set(),
-    byBatch = new Set();
+    { style, batch, arrow, tail, head } = model.columns,
+    [kinds, byBatch] = [new Set(), new Set()];
   const shown = bar => view.byBatch && batch[bar] >= 0 && view.head.styles[style[bar]].by_batch;
   for (const track of model.tracks) {
     for (let bar = track.first; bar < track.stop; bar++)
       (shown(bar) ? byBatch : kinds).add(style[bar]);
   }
-  const made = [view.head.styles, view.theme, [...kinds, "", ...byBatch].join()];
+  const waits = arrow.some(
+    (kind, at) => kind === 1 && model.trackOf(tail[at]) !== model.trackOf(head[at]),
+  );
+  const made = [view.head.styles, view.theme, [...kinds, waits, ...byBatch].join()];
   if (view.legendOf?.every((each, at) => each === made[at])) return;
   view.legendOf = made;
   const entries = [],
@@ -291,11 +293,9 @@ function fillLegend(view) {
   const noBatch = at => view.byBatch && view.head.styles[at].by_batch;
   const known = [...kinds].sort((one, other) => one - other);
   if (known.some(noBatch)) entry("no batch", swatchNode(view, first + view.head.batches.length));
-  for (const at of known.filter(each => !noBatch(each))) {
-    const { state } = view.head.styles[at],
-      name = word(view, view.head.styles[at].name);
-    entry(state ? word(view, "GPU: {name}", { name }) : name, swatchNode(view, at));
-  }
+  for (const at of known.filter(each => !noBatch(each)))
+    entry(view.head.styles[at].legend, swatchNode(view, at));
+  if (waits) entry("arrow from A to B: B waits until A has ended", el("b", "", "→ "));
   renew(ui.legend, entries);
 }
 
@@ -437,7 +437,7 @@ function heroWords(view, part) {
     const each = el("span", "entry");
     each.append(
       swatchNode(view, `state:${state}`),
-      `${word(view, state.replace("copy ", ""))} ${duration(ns)}`,
+      `${word(view, state)} ${duration(ns)}`,
     );
     return each;
   };

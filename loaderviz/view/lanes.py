@@ -32,7 +32,7 @@ _SORTS = (  # the lanes of a host thread, from the outside in
     ("waits", (Kind.WAIT,)),
     ("other", DEVICE_KINDS),  # not expected on the host, but never lost
 )
-_SHORT = {"CUDA calls": "calls", "loading and CUDA calls": "load", "operators": "ops"}
+_SHORT = {"CUDA calls": "calls", "loads, calls": "load", "operators": "ops"}
 _ENGINES = (
     ("copy engine to GPU", "copy in", "H2D copy engine: the copies to the GPU, of all streams", Kind.COPY_H2D),
     ("copy engine from GPU", "copy out", "D2H copy engine: the copies from the GPU, of all streams", Kind.COPY_D2H),
@@ -170,7 +170,7 @@ def _sort_words(timeline: Timeline, spans: Indices, sort: str) -> str:
     if sort == "CUDA calls":
         kinds = np.unique(timeline.kind[spans])
         loads = np.isin(kinds, (Kind.FETCH, Kind.PIN))
-        return "loading" if loads.all() else "loading and CUDA calls" if loads.any() else sort
+        return "loading" if loads.all() else "loads, calls" if loads.any() else sort
     return sort
 
 
@@ -204,12 +204,13 @@ def _device_rows(timeline: Timeline, device: int, streams: dict[int, Indices]) -
         and re.fullmatch(r"(?:rank \d+ )?stream [07](?: \(default\))?", timeline.lanes[number].name)
     ]
     default = max(found, key=lambda number: int(np.isin(timeline.kind[streams[number]], KERNELS).sum()), default=-1)
+    sides = [number for number in streams if timeline.lanes[number].role == "stream" and number != default]
     for number, spans in streams.items():
         lane = timeline.lanes[number]
         name, short = lane.name, lane.name.replace("stream ", "s")
         if lane.role == "stream" and default >= 0:
-            word = "default stream" if number == default else r"side \g<0>"
-            name, short = re.sub(r"stream .*", word, name), "default" if number == default else short
+            alone = "default" if number == default else "side" if len(sides) == 1 else ""
+            name, short = re.sub(r"stream .*", f"{alone} stream" if alone else r"side \g<0>", name), alone or short
         rows.append(Row(name, short, lane.name, "stream", device, _tracks(timeline, spans), number, lane.role))
     title = "what the GPU is doing, over all streams"
     return [*rows, Row("what the GPU does", "GPU", title, "strip", device, (np.empty(0, np.int64),))]

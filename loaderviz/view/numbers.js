@@ -283,7 +283,7 @@ function arranged({ lanes, rows }) {
     }
     const calls = of(number, KIND.api, KIND.fetch, KIND.pin);
     const loads = calls.some(place => rows[place].kind !== KIND.api);
-    const [holds, short] = loads ? ["loading and CUDA calls", "load"] : ["CUDA calls", "calls"];
+    const [holds, short] = loads ? ["loads, calls", "load"] : ["CUDA calls", "calls"];
     const own = (spans, told, brief) =>
       add(spans, { ...about, name: `main thread${told}`, short: `main: ${brief}` });
     own(of(number, KIND.range), ": batches", "batches");
@@ -294,10 +294,11 @@ function arranged({ lanes, rows }) {
   const title = "H2D copy engine: the copies to the GPU, of all streams";
   const engine = { name: "copy engine to GPU", short: "copy in", title, kind: "engine" };
   add(copies, { ...engine, mirror: true });
-  for (const number of order.filter(each => lanes[each].group === "device")) {
+  const device = order.filter(each => lanes[each].group === "device" && of(each).length);
+  for (const number of device) {
     const { name: title, role, number: which } = lanes[number],
-      side = which !== 7;
-    const [name, short] = side ? [`side ${title}`, `s${which}`] : ["default stream", "default"];
+      alone = which === 7 ? "default" : device.length < 3 && "side";
+    const [name, short] = alone ? [`${alone} stream`, alone] : [`side ${title}`, `s${which}`];
     add(of(number), { kind: "stream", of: number, role, name, short, title });
   }
   const strip = { name: "what the GPU does", short: "GPU", kind: "strip", tracks: [[]] };

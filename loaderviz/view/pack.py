@@ -314,6 +314,7 @@ def looks() -> Json:
         {
             "key": kind.name.lower(),
             **asdict(theme.KINDS[kind]),
+            "legend": theme.legend(kind),
             "by_batch": kind not in _PLAIN,
             "label": _LABELS.get(kind, "name"),
             "state": False,
@@ -321,7 +322,14 @@ def looks() -> Json:
         for kind in Kind
     ]
     states = [
-        {"key": f"state:{name}", **asdict(style), "by_batch": False, "label": "none", "state": True}
+        {
+            "key": f"state:{name}",
+            **asdict(style),
+            "legend": theme.LEGEND[name],
+            "by_batch": False,
+            "label": "none",
+            "state": True,
+        }
         for name, style in theme.STATES.items()
     ]
     batches = [asdict(style) for style in theme.BATCHES]

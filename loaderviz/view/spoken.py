@@ -6,6 +6,7 @@ numbers of their own: each function returns None where a language has none, and 
 
 from __future__ import annotations
 
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from loaderviz.timeline import Mark, Timeline
 if TYPE_CHECKING:
     from loaderviz.analysis import Finding, Gain
 
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 SECTIONS = "headline", "findings", "hazards"  # of texts.toml; all else are words of the picture
 
 
@@ -30,6 +32,19 @@ def texts() -> dict[str, dict[str, Any]]:
 def words_in(language: str) -> dict[str, str]:
     """Return what the picture writes in another language, by its English; nothing for English."""
     return {english: each[language] for english, each in texts().items() if language in each}
+
+
+def word(text: str) -> str:
+    """Return what the picture writes for this English, which may have numbers: the English where a language has none.
+
+    >>> word("side stream 13")
+    'side stream 13'
+    """
+    said, numbers = words_in(words.language()), iter(_NUMBER.findall(text))
+    if text in said:
+        return said[text]
+    general = said.get(_NUMBER.sub("#", text))
+    return text if general is None else re.sub("#", lambda _: next(numbers), general)
 
 
 def _say(section: str, key: str, **values: object) -> str | None:

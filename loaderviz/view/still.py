@@ -6,7 +6,7 @@ them, so that the area of a colour stays its time. Bars of one colour are one pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
@@ -16,7 +16,7 @@ import numpy as np
 
 from loaderviz import words
 from loaderviz.timeline import COPIES, KERNELS, ArrowKind, Ints, Kind
-from loaderviz.view import theme
+from loaderviz.view import spoken, theme
 from loaderviz.view.lanes import Row
 from loaderviz.view.pack import Bars, Part, merge
 from loaderviz.view.theme import Style
@@ -26,7 +26,8 @@ BARS = 1_300  # of all parts together; more would be a picture of more than 60 k
 _LANES, _RIGHT = 176, 16  # px: room for the names of lanes, and to the right of the bars
 _TRACKS = {"host": 20, "engine": 14, "stream": 24, "strip": 24}  # px; of an engine as slim as its copies
 _GAP = 4  # px between two lanes
-_LETTER, _LINE = 6.1, 17  # px of a letter of the text on bars, and of a line
+_LETTER, _WIDE, _LINE = 6.1, 12, 17  # px of a letter of the text on bars, of a Chinese one, and of a line
+_LEGEND = 6.8  # px of a letter of the legend
 _TEXTS = 250  # bars with text on them, the longest
 _MARKS = 3  # hazards drawn in full
 _TICKS = 12
@@ -81,12 +82,12 @@ def svg(
         for mark in part.timeline.marks[:_MARKS]
         for line in wrap(f"{mark.kind}: {mark.text}", 140)
     ]
+    waits = [line for place in places for line in _waits(place, first, scale)]
     below = [
         f'<text x="12" y="{top + 48 + _LINE * place:.0f}">{escape(line)}</text>' for place, line in enumerate(told)
     ]
     top += _LINE * len(told)
-    legend = list(_legend(places, by_batch, top + 40, styles))
-    height = round(top + 46 + 20 * (1 + (len(legend) - 1) // 4))
+    legend, height = _legend(places, by_batch, bool(waits), top + 40, styles)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'role="img" font-family="system-ui,sans-serif" font-size="12" fill="{theme.TEXT}">'
@@ -95,7 +96,7 @@ def svg(
         head, f"<desc>{escape(twin)}</desc>", *_patterns(styles), _ARROW,
         '<rect width="100%" height="100%" rx="8" fill="#FFFFFF"/>', *_words(lines),
         *_axis(first, last, scale, places), *(part for place in places for part in _names(place, len(parts) > 1)),
-        drawn, marks, *below, *legend, "</svg>",
+        drawn, *waits, marks, *below, *legend, "</svg>",
     ])  # fmt: skip
 
 
@@ -153,8 +154,8 @@ def _bars(place: _Place, first: int, scale: float, by_batch: bool, styles: dict[
         width = f"{max(0.05, wide - gap):.2f}"
         paths.setdefault(style, []).append(f"M{x:.2f} {y:.0f}h{width}v{high:.0f}h-{width}z")
         room = (named[1] - named[0]) * scale
-        told = _texts(place, bar, by_batch) if count == 1 and room > 9 else ()
-        if text := next((each for each in told if len(each) * _LETTER + 4 <= room), ""):
+        told = map(spoken.word, _texts(place, bar, by_batch)) if count == 1 and room > 9 else ()
+        if text := next((each for each in told if _width(each, _LETTER) + 4 <= room), ""):
             rim = f' paint-order="stroke" stroke="{style.back}" stroke-width="4"' if style.pattern else ""
             looks = f'y="{y + high / 2 + 4:.0f}" fill="{style.ink}"{rim}'
             texts.append((room, f'<text x="{x + room / 2:.1f}" {looks}>{escape(text)}</text>'))
@@ -271,19 +272,24 @@ def _names(place: _Place, headed: bool) -> Iterator[str]:
     for row in place.part.arranged[0]:
         if place.heights[track]:
             y = place.tops[track] + place.heights[track] / 2 + 4
-            yield f'<text x="{_LANES - 8}" y="{y:.0f}" text-anchor="end">{escape(_cropped(row.name, 25))}</text>'
+            name = escape(_cropped(spoken.word(row.name), 25))
+            yield f'<text x="{_LANES - 8}" y="{y:.0f}" text-anchor="end">{name}</text>'
         track += len(row.tracks)
     if not track:
         yield f'<text x="{_LANES}" y="{place.top + 20:.0f}">nothing was recorded</text>'
+
+
+def _width(text: str, letter: float) -> float:
+    return sum(_WIDE if each > "\u2e80" else letter for each in text)
 
 
 def _cropped(text: str, letters: int) -> str:
     return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 
-def _marks(place: _Place, first: int, last: int, scale: float) -> Iterator[str]:
-    """Draw event edges, and the first hazards: both spans framed, a bold dashed arrow for the order that is missing."""
-    timeline, bars = place.part.timeline, place.bars
+def _boxes(place: _Place, first: int, scale: float) -> Callable[[int], tuple[float, float, float, float] | None]:
+    """Return a function: where a span is drawn, as left, right, top and height [px]; None if it is not."""
+    bars = place.bars
     bar_of = place.part.bar_of(bars)
 
     def box(span: int) -> tuple[float, float, float, float] | None:
@@ -293,11 +299,21 @@ def _marks(place: _Place, first: int, last: int, scale: float) -> Iterator[str]:
         left, right = (_LANES + (int(edge[bar]) - first) * scale for edge in (bars.start, bars.end))
         return left, right, *place.box(bar)
 
-    waits = np.flatnonzero(timeline.arrows["kind"] == ArrowKind.WAIT)
-    for arrow in waits[:100].tolist():
-        ends = [box(int(timeline.arrows[side][arrow])) for side in ("tail", "head")]
+    return box
+
+
+def _waits(place: _Place, first: int, scale: float) -> Iterator[str]:
+    """Draw arrows from what ended to what waited for it."""
+    box, arrows = _boxes(place, first, scale), place.part.timeline.arrows
+    for arrow in np.flatnonzero(arrows["kind"] == ArrowKind.WAIT)[:100].tolist():
+        ends = [box(int(arrows[side][arrow])) for side in ("tail", "head")]
         if len({end[2] for end in ends if end}) == 2:  # in one track, the order is that of the stream
             yield _line(ends, 'stroke="#555555" stroke-width="0.8"')
+
+
+def _marks(place: _Place, first: int, last: int, scale: float) -> Iterator[str]:
+    """Draw the first hazards: both spans framed, a bold dashed arrow for the order that is missing."""
+    timeline, box = place.part.timeline, _boxes(place, first, scale)
     for mark in timeline.marks[:_MARKS]:
         ends = [box(span) for span in mark.spans]
         yield _line(ends, 'stroke="#000000" stroke-width="2.5" stroke-dasharray="7 4"')
@@ -318,31 +334,42 @@ def _line(ends: Sequence[tuple[float, float, float, float] | None], looks: str) 
     return f'<path d="M{tail[1]:.1f} {y[0]:.0f}L{head[0]:.1f} {y[1]:.0f}" fill="none" {looks} marker-end="url(#a)"/>'
 
 
-def _legend(places: Sequence[_Place], by_batch: bool, top: float, styles: dict[Style, str]) -> Iterator[str]:
-    """Name the colours and patterns that are drawn."""
+def _legend(
+    places: Sequence[_Place], by_batch: bool, waits: bool, top: float, styles: dict[Style, str]
+) -> tuple[list[str], int]:
+    """Name the colours, patterns and arrows that are drawn; return that, and the height of the whole picture [px]."""
     used = {number for place in places for number in np.unique(place.bars.style).tolist()}
     batches = {
         int(place.part.timeline.batch[span])
         for place in places
         for span in place.bars.span[place.bars.span >= 0].tolist()
     } - {-1}
-    thin = [name for kinds, name in _THIN if used & {*kinds}]
+    thin = [spoken.word(name) for kinds, name in _THIN if used & {*kinds}]
+    between = spoken.word(", ")
     entries = {
-        "a colour for each batch": [theme.of_batch(batch) for batch in sorted(batches)[:7]] if by_batch else [],
+        "a batch: one colour along its way": [theme.of_batch(batch) for batch in sorted(batches)[:7] if by_batch],
         "thick: kernel": [Style("", theme.SOFT)] if used & {*KERNELS} else [],
-        f"thin: {', '.join(thin)}": [Style("", theme.SOFT, height=theme.THIN)] if thin else [],
+        "thin: {names}": [Style("", theme.SOFT, height=theme.THIN)] if thin else [],
     }
     for number in sorted(used):
         if number >= len(Kind) or not by_batch or number == Kind.WAIT or theme.STYLES[number].pattern:
             entries[theme.legend(number)] = [theme.STYLES[number]]
-    drawn = ((name, looks) for name, looks in entries.items() if looks)
-    for number, (name, looks) in enumerate(drawn):
-        x, y = 12 + number % 4 * 236, top + 20 * (number // 4)
-        step = 14 if len(looks) == 1 else 8
-        samples = "".join(
-            f'<rect x="{x + step * place}" y="{y:.0f}" width="{min(12, step)}" height="{round(12 * style.height)}" '
+    drawn, x, y = list[str](), 12.0, top
+    for name, looks in [*((name, looks) for name, looks in entries.items() if looks), *[(theme.WAITED, [])] * waits]:
+        told = spoken.word(name).replace("{names}", between.join(thin))
+        step, letters = 14 if len(looks) < 2 else 8, _width(told, _LEGEND)
+        wide = step * max(1, len(looks)) + 6 + letters
+        if x > 12 and x + wide > WIDTH - 12:
+            x, y = 12.0, y + 20
+        drawn += [
+            f'<rect x="{x + step * place:.0f}" y="{y:.0f}" width="{min(12, step)}" height="{round(12 * style.height)}" '
             f'fill="{_fill(replace(style, name=""), styles)}"/>'
             for place, style in enumerate(looks)
-        )
-        samples += _frame(x, y, 12, round(12 * looks[0].height)) if name.startswith("GPU: ") else ""
-        yield f'{samples}<text x="{x + step * len(looks) + 6}" y="{y + 10:.0f}">{escape(name)}</text>'
+        ]
+        if name in theme.LEGEND.values():
+            drawn.append(_frame(round(x), y, 12, round(12 * looks[0].height)))
+        if not looks:
+            drawn.append(f'<path d="M{x:.0f} {y + 6:.0f}h14" stroke="{theme.SOFT}" marker-end="url(#a)"/>')
+        drawn.append(f'<text x="{x + wide - letters:.0f}" y="{y + 10:.0f}">{escape(told)}</text>')
+        x += wide + 16
+    return drawn, round(y + 26)

@@ -72,12 +72,23 @@ STATES: dict[str, Style] = {  # what the GPU is doing; the keys are those of `me
     "idle": Style("idle", "#E9E9E9", _BLACK),
 }
 
+LEGEND = {  # what a state means, where there is room to say it; its name stands on its bars
+    "compute": "GPU computes",
+    "copy hidden": "copy while the GPU computes (hidden)",
+    "copy exposed": "copy while the GPU waits (exposed)",
+    "communication": "communication while the GPU waits (exposed)",
+    "waiting for ranks": "GPU waits for other ranks",
+    "other device work": "GPU sets or copies its own memory",
+    "idle": "GPU idle",
+}
+WAITED = "arrow from A to B: B waits until A has ended"
+
 STYLES = (*KINDS.values(), *STATES.values())  # by number: a kind's is its own, those of the states follow
 
 
 def legend(number: int) -> str:
     """Return what the legend calls the style of this number."""
-    return f"GPU: {STYLES[number].name}" if number >= len(KINDS) else STYLES[number].name
+    return [*LEGEND.values()][number - len(KINDS)] if number >= len(KINDS) else STYLES[number].name
 
 
 def of_batch(batch: int) -> Style:

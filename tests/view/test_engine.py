@@ -280,4 +280,4 @@ def test_a_picture_has_only_the_lanes_that_are_asked_for_and_no_arrow_to_another
         return [head.parts[0].lanes.map(({ short }) => short), head.rows, [...columns.tail, ...columns.head]];
     })()"""
     ((lanes, bars, ends),) = in_page(ask, [asdict(Settings(**PRESETS["prefetch"]))])
-    assert lanes == ["default", "s13"] and ends and max(ends) < bars
+    assert lanes == ["default", "side"] and ends and max(ends) < bars

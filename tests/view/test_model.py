@@ -282,10 +282,12 @@ def test_each_text_is_written_somewhere_and_each_that_is_written_has_its_chinese
     from_python = {style.name for style in (*theme.STYLES, theme.NO_BATCH)} | {
         name for row in ENGINES for name in row[:3]
     }
+    from_python |= {*theme.LEGEND.values(), "default stream", "side stream"}
     from_python |= {cause.words for cause in list(Cause)[1:]} | {row for row in known if "#" in row or "main" in row}
     from_python |= {each for each in known if each.startswith("idle: ") or each in ("exposed", "hidden", "pin")}
     assert sorted(set(known) - literals - from_python) == []
     asked = set(re.findall(r'\b(?:word\((?:view|model|this|of|frame\.view), |say\()\s*"([^"]+)"', code))
+    asked |= {*theme.LEGEND.values(), theme.WAITED, "default stream", "side stream", "main thread: loads, calls"}
     asked |= {style.name for style in theme.STYLES} | {cause.words for cause in list(Cause)[1:]}
     asked |= {name for row in ENGINES for name in row[:3]}
     assert sorted(asked - set(known)) == []

@@ -315,10 +315,27 @@ def names(timeline, **options):
 def test_lanes_go_the_way_of_a_batch_in_the_words_of_the_reader():
     assert names(factory.loader("prefetch")) == [
         "worker 0", "worker 1", "pin thread", "main thread: batches", "main thread: CUDA calls", "main thread waits",
-        "copy engine to GPU", "default stream", "side stream 7", "what the GPU does",
+        "copy engine to GPU", "default stream", "side stream", "what the GPU does",
     ]  # fmt: skip
     assert "main thread: operators" in names(factory.loader("prefetch"), operators=True)
     assert names(factory.empty()) == []
+
+
+@pytest.mark.parametrize(
+    ("streams", "rows"),
+    [
+        (["stream 7"], ["default stream"]),
+        (["stream 7", "stream 13"], ["default stream", "side stream"]),
+        (["stream 7", "stream 13", "stream 20"], ["default stream", "side stream 13", "side stream 20"]),
+        (["stream 13"], ["stream 13"]),  # none is known to be the default one
+        (["stream 13", "stream 20"], ["stream 13", "stream 20"]),
+        (["stream 7@0", "stream 13@0", "stream 7@1"], ["default stream", "side stream", "default stream"]),
+        (["stream 0", "stream 7"], ["default stream", "side stream"]),
+    ],
+)
+def test_a_number_tells_side_streams_apart_and_where_there_is_one_it_has_none(streams, rows):
+    timeline = factory.made(*((name, at, at + 5, Kind.COMPUTE) for at, name in enumerate(streams)))
+    assert [row.name for row in arrange(timeline)[0] if row.kind == "stream"] == rows
 
 
 def test_every_span_is_in_one_track_and_copies_in_that_of_their_engine_too():

@@ -5,7 +5,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from base64 import b64decode
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import factory
 import numpy as np
@@ -17,7 +17,7 @@ from loaderviz import compare, words
 from loaderviz.analysis import NO_GAIN, Advice, Finding, Subject
 from loaderviz.metrics import NotATimelineError, states, summarize
 from loaderviz.timeline import ArrowKind, Cause, Kind
-from loaderviz.view import View, ViewError, picture, still, text, theme
+from loaderviz.view import View, ViewError, picture, spoken, still, text, theme
 from loaderviz.view.figure import BARS
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -64,8 +64,12 @@ def test_an_arrow_goes_from_the_end_of_one_bar_to_the_start_of_the_other():
     timeline = factory.made(("main", 0, 12_000, Kind.OPERATOR), copy, kernel, ("stream 7", 9_000, 10_000, Kind.COMPUTE))
     edges = {"tail": [1, 2, 0], "head": [2, 3, 1], "kind": [ArrowKind.WAIT, ArrowKind.WAIT, ArrowKind.LAUNCH]}
     arrows = {name: np.array(values) for name, values in edges.items()}  # the second is in one stream, not drawn
-    drawn = list(ET.fromstring(dataclasses.replace(timeline, arrows=arrows).view().svg()).iter(SVG + "path"))
-    (line,) = [each.get("d") for each in drawn if each.get("marker-end")]
+    picture = dataclasses.replace(timeline, arrows=arrows).view().svg()
+    drawn = list(ET.fromstring(picture).iter(SVG + "path"))
+    line, _ = [each.get("d") for each in drawn if each.get("marker-end")]  # and that of the legend
+    assert texts(picture).count(theme.WAITED) == 1
+    in_one_stream = dataclasses.replace(timeline, arrows={name: values[1:2] for name, values in arrows.items()})
+    assert theme.WAITED not in texts(in_one_stream.view().svg())
     paths = "".join(each.get("d") for each in drawn if each.get("fill") and not each.get("marker-end"))
     bars = [tuple(map(float, each)) for each in re.findall(r"M([\d.]+) (\d+)h([\d.]+)v(\d+)", paths)]
     x, y, to_x, to_y = map(float, re.findall(r"[\d.]+", line))
@@ -75,6 +79,28 @@ def test_an_arrow_goes_from_the_end_of_one_bar_to_the_start_of_the_other():
         for at in (y, to_y)
     ]
     assert [min(left for left, _ in row) for row in rows] == [176 + 768 * time / 12_000 for time in (2_000, 6_000)]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("name", [*factory.LOADERS, "race", "kinds", "empty"])
+def test_the_legend_of_a_still_picture_names_what_is_drawn_and_stays_inside(name, language, monkeypatch):
+    monkeypatch.setenv("LOADERVIZ_LANGUAGE", language)
+    others = {"race": race, "kinds": lambda: factory.device_kinds()[0], "empty": factory.empty}
+    timeline = factory.loader(name) if name in factory.LOADERS else others[name]()
+    root = ET.fromstring(timeline.view(advice=False).svg())
+    bottom, of_letter = float(root.get("height")), 12 if language == "zh" else 6
+    said = {"".join(each.itertext()): each for each in root.iter(SVG + "text")}
+    for state, part in states(timeline).items():
+        told = spoken.word(theme.LEGEND[state])
+        assert (told in said) == bool(len(part)) or name == "race", state  # which shows a part of the time
+        if told in said:
+            assert float(said[told].get("x")) + of_letter * len(told) < still.WIDTH
+            assert float(said[told].get("y")) < bottom
+    assert not [text for text in said if language == "zh" and text in theme.LEGEND.values()]
+    places = sorted((float(each.get("y")), float(each.get("x")), len(text) * 6) for text, each in said.items()
+                    if float(each.get("y")) > bottom - 40 and not each.get("text-anchor"))  # fmt: skip
+    for (y, x, wide), (next_y, next_x, _) in pairwise(places):
+        assert y != next_y or x + wide < next_x  # none is written over the next
 
 
 @pytest.mark.parametrize("timeline", [factory.many_spans(20_000, 40), factory.empty(), race()])
@@ -185,7 +211,7 @@ def test_words():
     quiet = timeline.view(verdict=False)
     assert quiet.heading == "" == quiet.packed()[0]["title"]
     assert quiet.packed()[0]["withheld"] == timeline.view().heading
-    assert "GPU computes" not in quiet.svg()
+    assert "GPU computes 58" not in quiet.svg()
     quiz = timeline.view(title="What do you see?", verdict=False).packed()[0]
     assert (quiz["withheld"], quiz["twin"]) == ("", "")
 

@@ -89,6 +89,24 @@ def test_a_finding_keeps_its_kind_its_gain_and_its_code(chinese, gain, said):
     assert "图中标出了 2 处" in told["text"] and told["change"] == "loader = DataLoader(..., num_workers=4)"
 
 
+@pytest.mark.parametrize(
+    ("english", "said"),
+    [
+        ("side stream 13", "侧流 13"),
+        ("batch 7: 1,024 samples", "批次 7：1,024 个样本"),
+        ("GPU idle", "GPU 空闲"),
+        ("", ""),
+        ("no such text of 3 words", "no such text of 3 words"),
+        ("# of 2", "# of 2"),
+        ("findings", "findings"),  # a section of the table, and no text
+    ],
+)
+def test_a_word_of_a_still_picture_is_in_the_readers_language_or_stays(chinese, monkeypatch, english, said):
+    assert spoken.word(english) == said
+    monkeypatch.setenv("LOADERVIZ_LANGUAGE", "en")
+    assert spoken.word(english) == english
+
+
 def test_a_hazard_in_a_picture_is_told(chinese):
     problem, missing = spoken.hazard(Mark(0, 0, "early-refill", "the host writes; missing: a wait"))
     assert problem.endswith("。") and "主机过早地改写" in problem and "事件" in missing

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from signal import getsignal
 from signal import signal as set_handler
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -52,7 +52,6 @@ READ = 50  # ns of host time that a look at the clock costs, so that a loop that
 PATIENCE = 1.0  # s of real time without any call of the emulated GPU
 PUSH: tuple[Any, Any] = _python_dispatch._push_mode, torch.overrides._push_mode  # a mode of operators, of functions
 INSTALLED = str(Path(torch.__file__).parents[1])
-WITHOUT: dict[str, int] = {}  # installed modules that held none of the names replaced, and how many they held then
 QUESTIONS: dict[Any, Any] = {
     MEMBERS["device"].__get__: torch.device("cuda", 0),
     MEMBERS["is_cuda"].__get__: True,
@@ -72,6 +71,7 @@ class Patches:
         self.live = True  # the recording runs: replacements act, instead of what they replace
         self._undo: list[Callable[[], object]] = []
         self._swaps: list[tuple[Any, Any]] = []  # (before, stand-in)
+        self._places: list[Place] = []  # where stand-ins of functions stand
         self._loaded: set[str] = set()  # names of the modules that were there when the recording began
 
     def set(self, owner: Any, name: str, value: Any) -> Any:
@@ -122,7 +122,8 @@ class Patches:
         """Replace what `function` replaced in loaded modules that hold it by name, but those that `skip` takes."""
         self._loaded = set(sys.modules)
         swaps = {id(before): value for before, value in self._swaps}
-        for namespace, name, value in _entries(swaps, [module for module in self._loaded if not skip(module)]):
+        known = _known(frozenset(swaps))
+        for namespace, name, value in _entries(swaps, [module for module in self._loaded if not skip(module)], known):
             self.at_end(functools.partial(namespace.__setitem__, name, value))
             namespace[name] = swaps[id(value)]
 
@@ -131,33 +132,57 @@ class Patches:
         if self.pricing is not self:
             self.pricing.restore()
         self.live = False
+        for place in self._places:
+            place.value = None
         while self._undo:
             self._undo[-1]()
             self._undo.pop()
         swaps = {id(value): before for before, value in self._swaps}
-        for namespace, name, value in _entries(swaps, _imported_since(self._loaded) if self._loaded else ()):
+        for namespace, name, value in _entries(swaps, _imported_since(self._loaded) if self._loaded else (), {}):
             namespace[name] = swaps[id(value)]
         self._swaps.clear()
 
     def _stand_in(self, owner: Any, name: str, before: Any, value: Any) -> Any:
         """Return a function or class of its own that is `value` while the recording runs, then `owner.name`."""
-
-        def now() -> Any:
-            if self.live:
-                return value
-            current = getattr(owner, name, before)
-            return before if current is stand_in else current  # it is just about to be put back
-
         is_class = isinstance(value, type) and hasattr(type(before), "__instancecheck__")
-        stand_in: Any = _class_for(before, value, now) if is_class else self._function_for(before, value, now)
-        return stand_in
+        lasts = isinstance(owner, (ModuleType, type)) and isinstance(before, (FunctionType, BuiltinFunctionType))
+        place = _kept_place(owner, name, before) if lasts and not is_class else Place(owner, name, before)
+        self._places.append(place)
+        place.value = value
+        if is_class:
+            place.stand_in = _class_for(place, value)
+        elif place.stand_in is None:
+            place.stand_in = _function_for(place)
+        return place.stand_in
 
-    def _function_for(self, before: Any, value: Any, now: Callable[[], Any]) -> Any:
-        @functools.wraps(before)
-        def stand_in(*args: Any, **kwargs: Any) -> Any:
-            return (value if self.live else now())(*args, **kwargs)
 
-        return stand_in
+class Place:
+    """Where a stand-in stands: `owner.name`, where `before` stood. `value` acts for it, None after its recording."""
+
+    __slots__ = ("before", "name", "owner", "stand_in", "value")
+
+    def __init__(self, owner: Any, name: str, before: Any) -> None:
+        self.owner, self.name, self.before = owner, name, before
+        self.value: Any = None
+        self.stand_in: Any = None
+
+    def now(self) -> Any:
+        """Return what does the work now."""
+        if self.value is not None:
+            return self.value
+        current = getattr(self.owner, self.name, self.before)
+        return self.before if current is self.stand_in else current  # it is just about to be put back
+
+
+_kept_place = functools.lru_cache(2**12)(Place)  # the next recording takes what stood in for a function of this one
+
+
+def _function_for(place: Place) -> Any:
+    @functools.wraps(place.before)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        return (place.value or place.now())(*args, **kwargs)
+
+    return stand_in
 
 
 def _is_whole(value: Any) -> bool:
@@ -171,7 +196,9 @@ def _put_back(owner: Any, name: str, value: Any) -> None:
         delattr(owner, name)
 
 
-def _class_for(before: Any, value: Any, now: Callable[[], Any]) -> Any:
+def _class_for(place: Place, value: Any) -> Any:
+    before, now = place.before, place.now
+
     class StandInType(type(value)):  # type: ignore[misc]
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             return now()(*args, **kwargs) if cls is stand_in else super().__call__(*args, **kwargs)
@@ -205,18 +232,31 @@ def _imported_since(loaded: set[str]) -> set[str]:
     return found
 
 
-def _entries(wanted: dict[int, Any], modules: Iterable[str]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Iterate over the names in these modules whose value has one of the ids in `wanted`."""
+@functools.lru_cache(8)
+def _known(wanted: frozenset[int]) -> dict[str, tuple[int, list[str]]]:
+    """Return what `_entries` knows of installed modules when it looks for values of these ids: nothing at first."""
+    return {}
+
+
+def _entries(
+    wanted: dict[int, Any], modules: Iterable[str], known: dict[str, tuple[int, list[str]]]
+) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Iterate over the names in these modules whose value has one of the ids in `wanted`.
+
+    Of an installed module it notes in `known` how many names it has, and which of them were found: while it has as many
+    as then, it is asked for those alone.
+    """
     for module in modules:
         names = getattr(sys.modules.get(module), "__dict__", None)
-        if not isinstance(names, dict) or WITHOUT.get(module) == len(names):
+        if not isinstance(names, dict):
             continue
-        if wanted.keys().isdisjoint(map(id, list(names.values()))):  # a copy: another thread may add a name
-            if str(names.get("__file__")).startswith(INSTALLED):
-                WITHOUT[module] = len(names)
-            continue  # almost always, so that this is one call
-        for name, value in names.copy().items():
-            if id(value) in wanted:
+        count, found = known.get(module, (-1, []))
+        if count != len(names):
+            found = [name for name, value in names.copy().items() if id(value) in wanted]  # a thread may add a name
+            if module.startswith("torch.") or str(names.get("__file__")).startswith(INSTALLED):
+                known[module] = len(names), found
+        for name in found:
+            if id(value := names.get(name)) in wanted:
                 yield names, name, value
 
 

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import loaderviz as lv
 from loaderviz import recording
 from loaderviz.emulator import device
+from loaderviz.emulator.hardware import GPUS, HOSTS
 from loaderviz.emulator.runtime import CudaError
 from loaderviz.emulator.torch import EmulatedCuda, patches
 from loaderviz.emulator.torch.patches import Patches
@@ -445,3 +446,44 @@ def test_modules_that_a_program_imports_are_found_without_a_look_at_each(monkeyp
     del modules["known7"]
     assert patches._imported_since(loaded) == {"__main__", "one", "two", "three.four"}
     assert patches._imported_since(set()) == {"__main__", *modules}
+
+
+def test_what_one_recording_does_not_replace_the_next_one_does():
+    module, lock, synchronize = types.ModuleType("of_an_installed_package"), threading.Lock, torch.cuda.synchronize
+    module.__file__, module.Lock, module.wait = patches.INSTALLED + "/it.py", lock, synchronize
+    sys.modules[module.__name__] = module
+    try:
+        seen = []
+        for threads in (False, True, False, True):
+            with EmulatedCuda(GPUS["a100"], HOSTS["laptop"], threads=threads):
+                seen.append((module.Lock is not lock, module.wait is not synchronize))
+            assert (module.Lock, module.wait) == (lock, synchronize)
+        assert seen == [(threads, True) for threads in (False, True, False, True)]
+        module.again = synchronize  # a name that it did not have
+        with lv.record(on="a100"):
+            assert module.again is torch.cuda.synchronize is not synchronize
+        assert module.again is synchronize
+    finally:
+        del sys.modules[module.__name__]
+
+
+def test_what_stands_in_for_a_function_does_so_again_and_keeps_nothing_of_a_recording():
+    stand_ins, sessions, synchronize = [], [], torch.cuda.synchronize
+    for _ in range(3):
+        with lv.record(on="a100"):
+            stand_ins.append(torch.cuda.synchronize)
+            sessions.append(weakref.ref(Session.active))
+    assert stand_ins[0] is stand_ins[1] is stand_ins[2] is not synchronize
+    gc.collect()
+    assert [each() for each in sessions] == [None] * 3
+
+
+def test_what_a_program_put_there_between_two_recordings_is_what_acts_after_the_next(monkeypatch):
+    with lv.record(on="a100"):
+        kept = torch.cuda.memory_allocated
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: "the program's own")
+    assert kept() == torch.cuda.memory_allocated() == "the program's own"
+    with lv.record(on="a100"):
+        other = torch.cuda.memory_allocated
+        assert kept() == other() == 0
+    assert kept() == other() == "the program's own"
