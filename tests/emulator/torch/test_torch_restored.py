@@ -480,10 +480,10 @@ def test_what_stands_in_for_a_function_does_so_again_and_keeps_nothing_of_a_reco
 
 def test_what_a_program_put_there_between_two_recordings_is_what_acts_after_the_next(monkeypatch):
     with lv.record(on="a100"):
-        kept = torch.cuda.memory_allocated
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: "the program's own")
-    assert kept() == torch.cuda.memory_allocated() == "the program's own"
+        kept = torch.cuda.ipc_collect
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: "the program's own")
+    assert kept() == torch.cuda.ipc_collect() == "the program's own"
     with lv.record(on="a100"):
-        other = torch.cuda.memory_allocated
-        assert kept() == other() == 0
+        other = torch.cuda.ipc_collect
+        assert kept() is other() is None
     assert kept() == other() == "the program's own"
