@@ -65,7 +65,7 @@ SCENES: dict[str, dict[str, Any]] = {
         "rows": {"now": {}},
         "drawn": ["now"],
         "controls": [],
-        "lanes": ["pin", "default", "s", "GPU"],
+        "lanes": ["pin", "default", "side", "GPU"],
     },
     "nothing": {
         "settings": replace(FIRST, gpu="t4", batch_size=64, **rates_of("t4")),

@@ -110,6 +110,7 @@ def test_odd_arguments(tmp_path):
         lv.ranks([saved, saved])
 
 
+@pytest.mark.slow
 def test_eight_real_ranks():
     """Rank 1 of the nanoGPT run, as all of it in one timeline says."""
     table = lv.ranks(shared("ranks8_nanogpt_2025"))

@@ -170,6 +170,7 @@ def test_messages_are_saved_with_the_timeline_and_a_damaged_one_is_refused(tmp_p
     assert (found.algorithm_bandwidth, found.bus_bandwidth) == (None, None)
 
 
+@pytest.mark.slow
 def test_a_real_run_of_eight_ranks_is_as_its_files_say():
     """Read from the JSON alone: of each kind the same kernel, counted from the end, of all files is one collective."""
     found = rank_table(real("ranks8_nanogpt_2025")).collectives

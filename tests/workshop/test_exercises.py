@@ -47,11 +47,17 @@ ALL = list(EXERCISES.values())
 EACH = pytest.mark.parametrize("exercise", ALL, ids=lambda exercise: exercise.number)
 
 
-def pairs(answers):
+LONG = {number for number in EXERCISES if number > "8.1" or number.startswith("11")}  # their checks take seconds
+DEAR = {"9.1", "11.1", "11.2", "11.3"}  # so do those of their wrong answers; lesson 11 has 11.0 in the quick tests
+
+
+def pairs(answers, later=()):
+    """Return a case for each answer; those to the exercises in `later` are for `make test-all`."""
     every = [(number, entry) for number, entries in answers.items() for entry in entries]
     names = (getattr(entry[0] if type(entry) is tuple else entry, "__name__", "") for _, entry in every)
     return [
-        pytest.param(number, entry, id=f"{number}-{name}") for (number, entry), name in zip(every, names, strict=True)
+        pytest.param(number, entry, id=f"{number}-{name}", marks=[pytest.mark.slow] * (number in later))
+        for (number, entry), name in zip(every, names, strict=True)
     ]
 
 
@@ -81,9 +87,6 @@ def judged(number, answer, request):
     return outcome, timeline.duration / world.target / capstone.limit(world) if world and timeline else 0
 
 
-LONG = {number for number in EXERCISES if number > "8.1" or number.startswith("11")}  # their checks take seconds
-
-
 @pytest.mark.parametrize(
     "exercise", [pytest.param(e, marks=[pytest.mark.slow] * (e.number in LONG), id=e.number) for e in ALL]
 )
@@ -111,7 +114,7 @@ def test_any_design_that_meets_the_target_passes(number, answer, request):
 
 
 @pytest.mark.once_for("number")
-@pytest.mark.parametrize(("number", "entry"), pairs(WRONG))
+@pytest.mark.parametrize(("number", "entry"), pairs(WRONG, later=DEAR))
 def test_a_wrong_answer_gets_its_fact(number, entry, request):
     answer, expected = entry
     outcome, share = judged(number, answer, request)
