@@ -276,7 +276,8 @@ def test_several_timelines_are_drawn_as_a_comparison(in_page):
 
 def test_a_picture_has_only_the_lanes_that_are_asked_for_and_no_arrow_to_another(in_page):
     ask = """(() => {
-        const { head, columns } = page.pictured([page.workedOut(it, tables)], tables.looks, { only: ["default", "side"] });
+        const only = ["default", "side"];
+        const { head, columns } = page.pictured([page.workedOut(it, tables)], tables.looks, { only });
         return [head.parts[0].lanes.map(({ short }) => short), head.rows, [...columns.tail, ...columns.head]];
     })()"""
     ((lanes, bars, ends),) = in_page(ask, [asdict(Settings(**PRESETS["prefetch"]))])
