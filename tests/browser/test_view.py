@@ -1,6 +1,7 @@
 """The timeline view in a real browser, offline: what it drew, read back from `host.lv`, against the Timeline."""
 
 import random
+import re
 
 import factory
 import numpy as np
@@ -200,9 +201,10 @@ def test_a_kernel_is_thick_and_a_copy_thin_in_each_lane(scheme, dpr, show):
         : what[lv.head.styles.findIndex(style => style.key === 'state:copy exposed')].height)""")
     assert (exposed, strip) == (0.55, pytest.approx(24 * 0.55))
     legend = shown.page.locator(".lv-view .legend")
-    samples = {"thick: kernel": 12, "thin: copy, memset": 7, "GPU computes": 12, "(exposed)": 7}
+    samples = {"thick: kernel": 12, "thin: copy, memset": 7, "GPU computes": 12}
+    samples["copy while the GPU waits (exposed)"] = 7
     for name, high in samples.items():
-        sample = legend.locator("li").filter(has_text=name).locator(".swatch")
+        sample = legend.locator("li").filter(has_text=re.compile(f"^{re.escape(name)}$")).locator(".swatch")
         assert sample.bounding_box()["height"] == high, name
 
 
