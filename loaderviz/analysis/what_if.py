@@ -819,18 +819,17 @@ def _context(loop: LoopModel, made: Timeline, config: LoaderConfig, gpu: Gpu, wo
         "non_blocking" if config.non_blocking else "blocking",
         f"{config.depth} ahead on a side stream" if config.side_stream and config.depth else "in place",
     ]
-    how = "resident on the GPU" if config.resident else ", ".join(parts)
     band = BAND["workers" if work.crosses else before.origin if before.origin in BAND else ""]
     step = summarize(made).step or 0
-    least, most = words.duration(step * (1 - band)), words.duration(step * (1 + band))
+    around = f"from {words.duration(step * (1 - band))} to {words.duration(step * (1 + band))}"
     notes: list[tuple[object, str]] = [  # whether it is told, and the note
         (
             True,
             f"predicted from {words.count(len(loop.steps), 'step')} of a timeline of {before.device} "
-            f"({before.origin}): {how}",
+            f"({before.origin}): {'resident on the GPU' if config.resident else ', '.join(parts)}",
         ),
         (True, "kernels and the host's own work as they were; loading replayed on the emulator's rules"),
-        (step, f"a step takes {words.duration(step)}, somewhere from {least} to {most}"),
+        (step, f"a step takes {words.duration(step)}, somewhere {around}"),
         (
             work.crosses,
             f"the host is assumed to be {WITH_WORKERS:.2f} times as slow while all cores are busy, since a core "

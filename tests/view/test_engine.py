@@ -220,9 +220,10 @@ def test_a_rule_that_the_page_does_not_follow_is_a_difference_that_names_a_span(
 
 
 def test_what_a_page_lacks_it_refuses_by_name(in_page):
-    one, other = in_page("page.simulate(it, tables)", [{"prefetch_factor": 3}, {"gpu": "abacus"}])
-    assert (one["problem"], other["problem"]) == ("SettingsError", "SettingsError")
-    assert "prefetch_factor" in one["text"] and "abacus" in other["text"]
+    lacks = {"prefetch_factor": 3}, {"gpu": "abacus"}, {"threads": True}
+    found = in_page("page.simulate(it, tables)", list(lacks))
+    assert [each["problem"] for each in found] == ["SettingsError"] * 3
+    assert all(word in each["text"] for word, each in zip(("prefetch_factor", "abacus", "threads"), found, strict=True))
 
 
 def test_typed_values_are_taken_and_refused_as_python_does(in_page):

@@ -34,7 +34,7 @@ from loaderviz.traces.steps import cut
 
 MS = 10**6  # ns
 LOCK, WAKE, START = 50, 7_000, 20_000  # ns
-HOST = replace(Host.preset("laptop"), lock=LOCK, thread_wake=WAKE, thread_start=START, switch_interval=0)
+HOST = replace(Host.preset("laptop"), lock=LOCK, thread_wake=WAKE, thread_start=START, switch_interval=0, cores=0)
 
 
 def work(seconds):
@@ -509,7 +509,7 @@ def test_a_fetch_that_waits_for_a_thread_is_refused(name):
     with pytest.raises(NotModelledError, match=says), lv.record(on="a100"):
         ready, event, lock = queue.Queue(), threading.Event(), holding(threading.Lock())
         in_threads(lambda: torch.ones(1, device="cuda"))
-        [thread] = started(lambda: (work(1e-3), ready.put(1), event.set(), lock.release()))
+        [thread] = started(lambda: (work(1), ready.put(1), event.set(), lock.release()))
         next(iter(DataLoader([0], collate_fn=lambda _: WAITS_IN_A_FETCH[name](ready, event, lock))))
     thread.join()
 
