@@ -942,12 +942,12 @@ def swaps(facts: Evidence) -> Finding | None:
 def cores_taken(facts: Evidence) -> Finding | None:
     """Other programs, or the program's own other threads, have the cores while the loop's thread could run."""
     timeline = facts.timeline
-    share = min(1.0, timeline.context.usage.get("loop lacked", 0) / max(1, timeline.duration))
+    share = timeline.context.usage.get("loop lacked", 0) / max(1, timeline.duration)
     if share < TAKEN or 2 * facts.worked > share * facts.window:
         return None
     return Finding(
         "cores-taken",
-        f"for {words.share(share)} of the time the loop's thread could have run and found no free core, and its "
+        f"for {words.share(min(1.0, share))} of the time the loop's thread could have run and found no free core, and its "
         "workers are not the reason. Other programs, or other threads of this one, have the cores: alone the loop "
         "would be faster, and the other findings may be wrong",
         "# record again while nothing else runs; see torch.get_num_threads(), and which cores the program may use",
