@@ -115,6 +115,13 @@ def test_a_kept_process_that_dies_or_is_tired_of_waiting_is_replaced(started, mo
     assert len(started) == 3
 
 
+def test_a_kept_process_that_does_not_answer_is_replaced(started, monkeypatch):
+    once = told_by(NUMBERS, {"num_workers": 1}, "spawn")
+    os.kill(started[0], signal.SIGSTOP)
+    monkeypatch.setattr(kept, "PATIENCE", 0.1)
+    assert told_by(NUMBERS, {"num_workers": 1}, "spawn") == once and len(started) == 2
+
+
 def test_a_forked_child_leaves_what_its_parent_keeps(started):
     told_by(NUMBERS, {"num_workers": 1}, "spawn")
     (real, _), *_ = kept._idle

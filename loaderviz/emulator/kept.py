@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from loaderviz.imports import held
 
 IDLE = 60.0  # s without work, after which a process ends
+PATIENCE = 60.0  # s in which it takes its next work
 GRACE = 1.0  # s that the threads of a worker have to end after it
 KNOWN = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy", "loaderviz"}
 DONE, TAKEN = b"done", b"taken"
@@ -157,10 +158,13 @@ def _takes(kept: Process, numbers: list[int], order: bytes) -> bool:
         for number in numbers:
             reduction.send_handle(link, number, real.pid)
         link.send_bytes(order)
-        return link.recv_bytes() == TAKEN
+        if link.poll(PATIENCE):
+            return link.recv_bytes() == TAKEN
+        real.kill()
     except (EOFError, OSError):
-        real.poll()
-        return False
+        pass
+    real.poll()
+    return False
 
 
 def dismiss() -> None:
