@@ -947,8 +947,8 @@ def cores_taken(facts: Evidence) -> Finding | None:
         return None
     return Finding(
         "cores-taken",
-        f"for {words.share(min(1.0, share))} of the time the loop's thread could have run and found no free core, and its "
-        "workers are not the reason. Other programs, or other threads of this one, have the cores: alone the loop "
+        f"for {words.share(min(1.0, share))} of the time the loop's thread could have run and found no free core, and "
+        "its workers are not the reason. Other programs, or other threads of this one, have the cores: alone the loop "
         "would be faster, and the other findings may be wrong",
         "# record again while nothing else runs; see torch.get_num_threads(), and which cores the program may use",
         NO_GAIN,
