@@ -40,7 +40,7 @@ from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import Summary, check_timeline, device_sets, on_device, on_workers
-from loaderviz.timeline import KERNELS, Cause, Kind, Mask, Timeline
+from loaderviz.timeline import COPIES, KERNELS, Cause, Kind, Mask, Timeline
 from loaderviz.vendors import PAGE_FAULTS, Api
 
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
@@ -1197,6 +1197,8 @@ def one_by_one(facts: Evidence) -> Found:
     when = either(facts.covered(gone), facts.in_lines(gone))
     gone |= facts.loop & intervals.covers(facts.covered(gone), timeline.start)
     work = facts.here & facts.launched(gone)
+    if 2 * np.count_nonzero(work & timeline.where(*COPIES)) > np.count_nonzero(work):
+        return None  # the tensors are still on the host: `many_small_copies`
     direct = facts.length(work) + intervals.length(intervals.intersect(every, facts.idle))
     seen = f"{words.count(len(mine), 'operator')}{a_step(len(mine), steps)}, go through tensors one by one"
     time = duration(facts, intervals.length(every))

@@ -443,7 +443,7 @@ function heroWords(view, part) {
     const each = el("span", "entry");
     each.append(
       swatchNode(view, `state:${state}`),
-      `${word(view, state)} ${duration(ns)}`,
+      `${word(view, state.replace("copy ", ""))} ${duration(ns)}`,
     );
     return each;
   };
