@@ -303,7 +303,7 @@ function fillLegend(view) {
   const noBatch = at => view.byBatch && view.head.styles[at].by_batch;
   const known = [...kinds].sort((one, other) => one - other);
   if (known.some(noBatch)) entry("no batch", swatchNode(view, first + view.head.batches.length));
-  const { compact, styles } = view.head; // there is room for two lines
+  const { compact, styles } = view.head; // there is little room
   for (const at of known.filter(each => !noBatch(each)))
     entry(compact ? styles[at].name : styles[at].legend, swatchNode(view, at));
   if (waits && !compact) entry("arrow from A to B: B waits until A has ended", el("b", "", "→ "));
