@@ -133,7 +133,6 @@ class Scheduler:
         self._heap: list[tuple[int, int, int, Turn]] = []
         self._numbers = count()
         self._for_device: list[tuple[Callable[[], bool], Turn]] = []
-        self._forks: Turn | None = None
         self._wanted: Turn | None = None  # was interrupted: it is the next, whatever its time is
         self._problem: BaseException | None = None  # it ends all threads
         self.gil = Gil(self)
@@ -438,16 +437,6 @@ class Scheduler:
         if self.order:
             self.order.run(main.number)
         self.close()
-
-    def rest_in_a_fork(self) -> None:
-        """The thread that runs forks: until the child is on its own, no lock gives the turn to who is not in it."""
-        if turn := self.here():
-            self._forks, self.running = turn, None
-
-    def go_on_after_a_fork(self) -> None:
-        """The fork is done, in the parent."""
-        if self._forks:
-            self.running, self._forks = self._forks, None
 
     # What cannot go on
 

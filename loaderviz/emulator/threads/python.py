@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import concurrent.futures.thread
+import os
 import queue
 import selectors
 import sys
@@ -163,10 +164,13 @@ def install(scheduler: Scheduler, patches: Patches) -> None:
     """Replace the names for a recording."""
     session, scheduler.gives_turns = scheduler.session, True
     scheduler.may_wake = lambda thread: thread.ident in session.threads or not is_real(thread)
+    process = os.getpid()
     foreign: WeakSet[Any] = WeakSet()  # locks that were made since, and not for the program
 
     def is_virtual() -> bool:
-        return session.in_recording_thread() and not session.fetching and session.alive and is_ours(3)
+        """Nothing is in a forked child: `threading` makes its locks anew there before the recording is taken away."""
+        here = os.getpid() == process and session.in_recording_thread()
+        return here and not session.fetching and session.alive and is_ours(3)
 
     class Made(Lock):
         def __new__(cls) -> Any:

@@ -11,7 +11,6 @@ import multiprocessing.spawn
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -273,14 +272,5 @@ def _keeps_its_names(module: str) -> bool:
     return module.startswith((*OURS, *REAL_TIME)) or module.split(".")[0] in sys.stdlib_module_names - {"__main__"}
 
 
-def _tell_of_a_fork(tell: Callable[[Scheduler], None]) -> None:
-    if EmulatedCuda._running:
-        tell(EmulatedCuda._running.session.scheduler)
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=functools.partial(_tell_of_a_fork, Scheduler.rest_in_a_fork),
-        after_in_parent=functools.partial(_tell_of_a_fork, Scheduler.go_on_after_a_fork),
-        after_in_child=EmulatedCuda.forget_in_child,
-    )
+    os.register_at_fork(after_in_child=EmulatedCuda.forget_in_child)

@@ -1,5 +1,7 @@
 """In every timeline that these tests make the host's spans lie inside each other or apart."""
 
+import asyncio
+
 import pytest
 
 import loaderviz as lv
@@ -21,6 +23,15 @@ def check_nesting(timeline):
         if stack and span.kind == Kind.OPERATOR:
             assert stack[-1].kind in (Kind.OPERATOR, Kind.FETCH, Kind.PIN), f"{span} in {stack[-1]}"
         stack.append(span)
+
+
+@pytest.fixture(autouse=True)
+def no_loop_of_a_browser():
+    """Chromium's driver leaves its event loop as the one that runs in this thread, as long as the browser is open."""
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    yield
+    asyncio._set_running_loop(running)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -109,15 +109,6 @@ def by_event_loop(slot):
 HAND_OVER = [value for name, value in list(globals().items()) if name.startswith("by_")]
 
 
-@pytest.fixture(autouse=True)
-def no_loop_of_a_browser():
-    """Chromium's driver leaves its event loop as the one that runs in this thread, as long as the browser is open."""
-    running = asyncio._get_running_loop()
-    asyncio._set_running_loop(None)
-    yield
-    asyncio._set_running_loop(running)
-
-
 def handed_over(between, *, waits=True, joins=False):
     """A thread computes on a stream of its own; the main one uses the result. Return the recording."""
     with lv.record(on="a100", host="laptop", hazards="warn") as recording:
