@@ -1279,7 +1279,7 @@ class Heap(Batches):
 
     def __getitem__(self, index):
         start = time.thread_time()
-        if index == 20:
+        if index % 100 == 20:  # while another thread of the tests collects, it returns at once
             gc.collect()
         return torch.full((4,), time.thread_time() - start)
 
