@@ -1275,7 +1275,7 @@ def test_no_cuda_graph_is_proposed_where_the_host_waits_inside_half_of_the_steps
 
 
 class Heap(Batches):
-    """Collects garbage, with many objects alive, at one sample; each sample is how long it took [s]."""
+    """Collects garbage, with many objects alive, at four samples; each sample is how long it took [s]."""
 
     def __getitem__(self, index):
         start = time.thread_time()
