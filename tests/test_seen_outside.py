@@ -370,10 +370,10 @@ def ends_with(child):
 @pytest.mark.parametrize("threaded", [False, True])
 @pytest.mark.parametrize("others", [0, 300])
 def test_forks_do_not_hang(on, threaded, others):
-    """In the child Python takes a lock for each thread there was: for so long that others would get their turn."""
+    """In the child Python takes a lock for each thread of the parent, so long that another one would get its turn."""
     ended, over = [], threading.Event()
     for _ in range(others):
-        threading.Thread(target=over.wait).start()
+        threading.Thread(target=over.wait, daemon=True).start()
 
     def fork():
         for _ in range(5):

@@ -36,7 +36,6 @@ from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Timeline
 from loaderviz.view import View
 from loaderviz.widgets.cells import live_here, show
-from loaderviz.words import in_language
 
 FOLDER = Path(__file__).parent
 TEXTS = json.loads((FOLDER / "exercises.json").read_text(encoding="utf-8"))
@@ -50,7 +49,7 @@ def say(key: str, **values: object) -> str:
     >>> say("in-line", line=7)
     ' in line 7 of your code'
     """
-    text: str = in_language(SAID[key])
+    text: str = words.in_language(SAID[key])
     return text.format(**values)
 
 
@@ -124,7 +123,7 @@ class Exercise:
         self._begun = min(self._begun, time.monotonic())
 
     def _asked(self, part: str) -> Any:
-        asked, known = in_language(ASKED[self.number])[part], self.measure.__globals__
+        asked, known = words.in_language(ASKED[self.number])[part], self.measure.__globals__
         return asked.format_map(known) if isinstance(asked, str) else [text.format_map(known) for text in asked]
 
     def _repr_markdown_(self) -> str:

@@ -168,7 +168,9 @@ def install(scheduler: Scheduler, patches: Patches) -> None:
     foreign: WeakSet[Any] = WeakSet()  # locks that were made since, and not for the program
 
     def is_virtual() -> bool:
-        """Nothing is in a forked child: `threading` makes its locks anew there before the recording is taken away."""
+        """Tell whether a lock made now takes part. In a forked child none does: `threading` makes its own anew there,
+        before the recording is taken away, and to wait for one would be to wait for a thread that is not there.
+        """
         here = os.getpid() == process and session.in_recording_thread()
         return here and not session.fetching and session.alive and is_ours(3)
 
