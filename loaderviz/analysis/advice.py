@@ -727,21 +727,23 @@ def threads_in_workers(facts: Evidence) -> Finding | None:
 def interpreter_lock(facts: Evidence) -> Finding | None:
     """Another thread runs Python, and the one that launches kernels waits for the interpreter's lock (R53)."""
     waits, timeline = facts.waiting(Cause.GIL), facts.timeline
-    threads = [number for number, lane in enumerate(timeline.lanes) if lane.role == "thread"]
-    if not waits.any() or not threads:
+    if not waits.any():
         return None
     length, waited = facts.length(waits), facts.covered(waits)
     has = {
-        lane: intervals.length(
-            intervals.subtract(waited, facts.covered(timeline.where(Kind.WAIT) & (timeline.lane == lane)))
+        f"{lane.name} has": intervals.length(
+            intervals.subtract(waited, facts.covered(timeline.where(Kind.WAIT) & (timeline.lane == number)))
         )
-        for lane in threads
+        for number, lane in enumerate(timeline.lanes)
+        if lane.role == "thread"
     }
-    lane = max(has, key=lambda lane: has[lane])
+    fetching = intervals.intersect(waited, facts.covered(timeline.where(Kind.FETCH) & ~facts.loop))
+    has["the threads that fetch have"] = intervals.length(fetching)  # of a prediction, whose lanes are workers
+    who = max(has, key=lambda who: has[who])
     return Finding(
         "interpreter-lock",
         f"the thread that launches kernels waits {duration(facts, length)} for the lock of Python's interpreter; "
-        f"{timeline.lanes[lane].name} has it for {words.share(has[lane] / max(1, length))} of that time",
+        f"{who} it for {words.share(has[who] / max(1, length))} of that time",
         "# give that thread's Python to worker processes: DataLoader(..., num_workers=...);\n"
         "# or decode with C code that lets go of the lock, or run a free-threaded Python",
         facts.gain(length, "the waits for Python's lock", facts.device_floor()),

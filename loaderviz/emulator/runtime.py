@@ -463,7 +463,10 @@ class Runtime:
 
     def host_needs(self, duration: int) -> None:
         """Let the host do `duration` ns of Python and operators, after threads that hold Python's lock (R53)."""
-        self.now = self.shared.python(self.now, duration)
+        end = self.shared.python(self.now, duration)
+        if end - duration > self.now:
+            self._block_until(end - duration, Cause.GIL)
+        self.now = end
 
     def wait_for_data(self, until: int) -> None:
         """Block the host until `until` [ns], because the next batch is not there before."""

@@ -22,8 +22,6 @@
 #
 # **The question of this lesson: who makes the batches, and how many workers are enough?**
 #
-# In lessons 1 to 3 the batches were ready before the loop began. Now somebody must fetch them.
-#
 # Time: about 25 minutes. Before it: [3. Prefetch](03_non_blocking_prefetch.ipynb).
 
 # %%
@@ -47,14 +45,14 @@ recall(6)
 BATCH, STEPS = 1024, 32
 GPU = replace(Gpu.preset("laptop"), name="a small GPU", fp32=62 * 10**10, malloc=0, malloc_small=0)
 HOST = replace(Host.preset("laptop"), name="a host with slow memory", memory_bandwidth=12 * 10**9)
-HOST = replace(HOST, page_lock_base=0, page_lock_per_gib=0, crowding=0)  # all memory is taken before the picture
+HOST = replace(HOST, page_lock_base=0, page_lock_per_gib=0, crowding=0)
 images, labels = (part[: BATCH * STEPS] for part in mnist.tensors(train=True))
 one_by_one = TensorDataset(images.float().div_(255), labels)
 
 
 # %%
 def train(loader, read_loss=False):
-    """Train; a side stream copies ahead, as in lesson 3."""
+    """Train as in lesson 3."""
     model, optimizer = new_model(hidden=96)
     for x, y in PrefetchLoader(loader, "cuda"):
         x = x if x.is_floating_point() else x.float() / 255
@@ -72,7 +70,7 @@ def feed(data, workers, on=GPU, read_loss=False, **options):
 
 
 def say(name, timeline):
-    """Print the time of a step; return it in ns."""
+    """Print a step's time; return it in ns."""
     step, share = timeline.duration / len(lesson06.STEADY), lv.summarize(timeline).compute_share
     print(f"{name:32} step {words.duration(step):>9}   GPU computes {words.share(share):>6} of the time")
     return step
@@ -133,9 +131,6 @@ def step_time(fetch, workers, pin, copy, compute):
 
 # %%
 lesson06.pace.check(step_time)
-
-# %% [markdown]
-# The points are the measured steps; the thick line is the slowest station.
 
 # %%
 costs = lesson06.stations(runs[1])
@@ -209,8 +204,7 @@ lesson06.read_fast.check(make_loader)
 # %% [markdown]
 # ## `prefetch_factor`
 #
-# Each worker prepares `prefetch_factor` batches ahead; the default is 2. Here two workers fetch sample by sample, and
-# the GPU waits for them.
+# Each worker prepares `prefetch_factor` batches ahead; the default is 2.
 
 # %%
 guess_factor = predict(
@@ -226,8 +220,8 @@ factors = {n: say(f"prefetch_factor={n}", timeline) for n, timeline in buffered.
 guess_factor.reveal()
 
 # %% [markdown]
-# A larger buffer helps when single batches come late, as from a busy disk. One worker below has a long bar. The other
-# worker has batches ready, but they come later in the order, so the loop waits: *head-of-line blocking*.
+# A larger buffer helps when single batches come late. One worker below has a long bar. The other has later batches
+# ready, but the loop waits: *head-of-line blocking*.
 
 # %%
 late = lesson06.SometimesSlow(*one_by_one.tensors, every=9 * BATCH, seconds=0.012)
@@ -236,10 +230,42 @@ stalls = {n: say(f"irregular, prefetch_factor={n}", timeline) for n, timeline in
 irregular[2].view()
 
 # %% [markdown]
+# ## Threads or processes?
+#
+# Workers can be *threads* of the loop's process. Then nothing is sent. But one thread at a time runs Python: it has
+# the *interpreter's lock* (GIL, R53). Decoders in C let go of it.
+
+# %%
+threads = {part: lv.what_if(runs[4], threads=part) for part in (0.2, 0.5, 1)}
+for part, timeline in threads.items():
+    print(f"4 threads, {part:.0%} of a fetch has the lock: step {words.duration(lv.summarize(timeline).step)}")
+threads[1].view()
+
+# %%
+lesson06.one_lock
+
+
+# %% tags=["starter"]
+# Exercise 6.3
+def step_time(fetch, held, threads, host, compute):
+    """Return the time of one step, in ns."""
+    return ...
+
+
+# %% tags=["exercise"]
+# Exercise 6.3
+def step_time(fetch, held, threads, host, compute):
+    """Return the time of one step, in ns."""
+    return max(fetch / threads, held + host, compute)
+
+
+# %%
+lesson06.one_lock.check(step_time)
+
+# %% [markdown]
 # ## Try
 #
-# * `lesson06.read_fast.show()` draws your last loader. Which row is the busiest?
-# * Take a GPU that is three times as fast: `feed(whole_batches, 3, on=replace(GPU, fp32=3 * GPU.fp32))`. Which
+# * A GPU three times as fast: `feed(whole_batches, 3, on=replace(GPU, fp32=3 * GPU.fp32))`. Which
 #   station is the slowest now?
 #
 # ## The same code on a real GPU
@@ -257,7 +283,8 @@ else:
 #
 # * A step takes as long as its slowest station. Workers help only if that is `fetch`.
 # * Make the work smaller before you add workers.
-# * A larger buffer hides a late batch. It makes no station faster.
+# * A larger buffer hides a late batch.
+# * Threads share one lock.
 #
 # Next: [7. Your own trace](07_your_own_trace.ipynb)
 
@@ -281,6 +308,8 @@ assert alone.duration < steps[1] * len(lesson06.STEADY)
 assert max(batched[0].duration, batched[2].duration) < 1.03 * runs[8].duration < batched[1].duration / 1.1
 assert factors[1] > 1.05 * factors[2] and 0.98 < factors[8] / factors[2] < 1.02
 assert stalls[2] > 1.2 * stalls[8]
+locked = {part: lv.summarize(timeline).step for part, timeline in threads.items()}
+assert locked[0.2] < 1.1 * steps[4] / len(lesson06.STEADY) < locked[0.5] / 1.1 < locked[1] / 1.5
 # batch 18 comes late, and the GPU begins 16 after that, although 16 and 17 were copied long before
 late = next(span.end for span in irregular[2].rows() if span.name == "fetch batch 18")
 assert late < min(span.start for span in irregular[2].rows() if span.kind.name == "COMPUTE" and span.batch == 16)
@@ -293,13 +322,14 @@ assert late - 10**6 > max(span.end for span in irregular[2].rows() if span.kind.
 #
 # Idea: A pipeline is as fast as its slowest station.
 #
-# Exercises: 6.0 (2), 6.1 (5), 6.2 (10)
+# Exercises: 6.0 (2), 6.1 (5), 6.2 (10), 6.3 (3)
 #
 # * **Say:** "Read, pin, copy, compute: a factory line. Find the slowest station. Everything else is decoration."
 # * **Stuck:** in 6.0 people add up the stations, and the check says so. In 6.1 they forget the pin thread, or they
 #   round down. In 6.2 they add workers first. Eight workers are refused, because the machine of the task has four
 #   cores. On macOS and Windows a class that was written in the notebook cannot go to a worker (see
-#   [below](#when-something-goes-wrong)). The solution needs no such class.
+#   [below](#when-something-goes-wrong)). The solution needs no such class. In 6.3 they forget that the loop runs
+#   Python, too.
 # * **The picture to dwell on:** the irregular run. One worker is late, the other one is ready, and the main thread
 #   waits: this is head-of-line blocking. The GPU is idle with two batches in its memory, because this prefetcher asks
 #   for the next batch before it hands one out.
@@ -326,3 +356,4 @@ assert late - 10**6 > max(span.end for span in irregular[2].rows() if span.kind.
 # * **Exercise 6.1:** `ceil(fetch / max(pin, copy, compute))`, at least 1.
 # * **Exercise 6.2:** one read for each batch (`batch_size=None` with a `BatchSampler`, or `__getitems__`), and two
 #   workers.
+# * **Exercise 6.3:** `max(fetch / threads, held + host, compute)`: the loop needs the lock, too.

@@ -7,7 +7,7 @@ import pytest
 import loaderviz as lv
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.replay import Batch, LoaderConfig, Replay
-from loaderviz.timeline import Kind
+from loaderviz.timeline import Cause, Kind
 from loaderviz.widgets.explorer import Settings, SettingsError
 
 MS = 10**6  # ns
@@ -108,11 +108,14 @@ def test_each_batch_is_fetched_once_and_in_order(workers, steps):
 def test_who_fetches_in_python_keeps_the_loop_from_launching():
     """The loop has its data and waits for the lock: that is no wait for data."""
     threads, processes = (
-        lv.summarize(Replay(config, Loop(10 * MS, 2 * MS, MS), Runtime(GPU, HOST)).run(24, 24))
+        Replay(config, Loop(10 * MS, 2 * MS, MS), Runtime(GPU, HOST)).run(24, 24)
         for config in (LoaderConfig(4, pin=True, threads=True), LoaderConfig(4, pin=True))
     )
-    assert near(threads.step, 12 * MS) and near(processes.step, 3 * MS)
-    assert "waiting for data" not in str(threads)
+    assert near(lv.summarize(threads).step, 12 * MS) and near(lv.summarize(processes).step, 3 * MS)
+    locked = (threads.end - threads.start)[threads.cause == Cause.GIL]
+    assert 8 * MS < locked.sum() / 24 < 10 * MS and not (processes.cause == Cause.GIL).any()
+    assert "waiting for data" not in str(lv.summarize(threads))
+    assert lv.advise(threads)[0].kind == "interpreter-lock"
 
 
 @pytest.mark.parametrize("value", [True, 1, "yes"])

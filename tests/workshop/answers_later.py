@@ -103,6 +103,10 @@ def step_formula(text):
     return eval(f"lambda fetch, workers, pin, copy, compute: {text}", {"np": np})
 
 
+def locked_formula(text):
+    return eval(f"lambda fetch, held, threads, host, compute: {text}", {"np": np})
+
+
 def rows_of(data, size):
     return BatchSampler(SequentialSampler(data), size, drop_last=False)
 
@@ -477,6 +481,12 @@ RIGHT = {
         lambda data, size: DataLoader(Stream(data, size), batch_size=None, num_workers=2, pin_memory=True),
         in_batches(num_workers=4, prefetch_factor=1, pin_memory=False),
     ],
+    "6.3": [
+        locked_formula("max(fetch / threads, held + host, compute)"),
+        locked_formula("max(-(-fetch // threads), host + held, compute)"),
+        locked_formula("float(np.max([compute, np.sum([held, host]), fetch / threads]))"),
+        locked_formula("max((fetch - held) / threads + held / threads, held + host, compute)"),
+    ],
     "7.1": [merge_and_intersect, brute_force, with_numpy],
     "7.2": [by_advice, by_columns, by_largest_loss],
     "8.0": [on_gpu_loader, float_on_the_gpu, whole_batches(2), partial(sent, change=lambda x: x)],
@@ -565,6 +575,23 @@ WRONG = {
         (read_by(NotRead), r"were fetched in [\d.]+ ms; to read all files takes [\d.]+ ms"),
         (lambda data, size: None, r"returned nothing \(None\). Return a DataLoader"),
         (lambda data, size: size, r"returned a int. Return a DataLoader"),
+    ],
+    "6.3": [
+        (locked_formula(text), said)
+        for text, said in {
+            "max(fetch / threads, compute)": r"held .* You left the lock out",
+            "max(fetch / threads, host, compute)": r"With \d threads a step takes .* You left the lock out",
+            "max(fetch / threads, held, compute)": r"The loop runs Python, too",
+            "max(fetch / threads, held / threads + host, compute)": r"there is one lock, however many threads",
+            "fetch / threads + held + host + compute": r"You added the stations",
+            "max(fetch, held + host, compute)": r"With \d threads a step takes .*the lock is a station of all threads",
+            "max((fetch - held) / threads, held + host, compute)": r"With \d threads a step takes .* You said",
+            "max(fetch / threads, held * threads + host, compute)": r"You said [\d,]+ ns",
+            "held + host": r"You said [\d,]+ ns.*R53",
+            "None": r"returned None. The time of a step is wanted",
+            "float('nan')": r"You said nan ns",
+            "threads": r"You said \d ns",
+        }.items()
     ],
     "7.1": [
         (

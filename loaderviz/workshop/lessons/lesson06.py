@@ -18,7 +18,9 @@ import torch
 from torch.utils.data import Dataset
 
 from loaderviz import words
+from loaderviz.emulator import replay
 from loaderviz.emulator.hardware import GB, RECEIVING, SENDING, Host
+from loaderviz.emulator.runtime import Runtime
 from loaderviz.experiment import Images
 from loaderviz.loaders import PrefetchLoader
 from loaderviz.timeline import Cause, Kind, Timeline, TimelineError
@@ -184,25 +186,33 @@ def pace(answer: Callable[..., Any], chance: random.Random) -> Score:
         fresh = case(slowest, needed, chance)
         fetch, *others = fresh.costs.values()
         for workers in (1, needed):  # fetching is the slowest station, and then another one
-            with learners_code():
-                returned = answer(fetch, workers, *others)
             step, timeline = fresh.run(workers)
-            said = number_of(returned, "step-wanted", timeline)
-            if not abs(said - step) <= (WITHIN - 1) * step:
-                known = {"costs": fresh, "workers": counted(workers, "worker"), "step": words.duration(step)}
-                fact = say("other-step", said=f"{said:,.0f}", why=_mistaken(said, fetch, workers, others), **known)
-                raise NotYet(fact.strip(), say("slowest"), "", timeline)
+            known = {"costs": fresh, "workers": counted(workers, "worker"), "rule": say("slowest")}
+            mistakes = {
+                "stations-added": fetch / workers + sum(others),
+                "fetch-whole": max(fetch, *others),
+                "all-divided": max(fetch, *others) / workers,
+            }
+            _must_say(answer, (fetch, workers, *others), step, timeline, mistakes, **known)
     return Score(say("steps-found", count=2 * len(AMONG)), timeline)
 
 
-def _mistaken(said: float, fetch: int, workers: int, others: Sequence[int]) -> str:
-    """Say which formula gives the learner's time, if it is one of those that people take."""
-    every = {
-        "stations-added": fetch / workers + sum(others),
-        "fetch-whole": max(fetch, *others),
-        "all-divided": max(fetch, *others) / workers,
-    }
-    return next((say(key) for key, time_ns in every.items() if abs(said - time_ns) < 0.001 * time_ns), "")
+def _must_say(
+    answer: Callable[..., Any],
+    given: Sequence[int],
+    step: int,
+    timeline: Timeline,
+    mistakes: Mapping[str, float],
+    **known: object,
+) -> None:
+    """Raise `NotYet` unless the learner says the step [ns]; `mistakes` are times that formulas of many people give."""
+    with learners_code():
+        returned = answer(*given)
+    said = number_of(returned, "step-wanted", timeline)
+    if not abs(said - step) <= (WITHIN - 1) * step:
+        why = next((say(key) for key, time_ns in mistakes.items() if abs(said - time_ns) < 0.001 * time_ns), "")
+        fact = say("other-step", said=f"{said:,.0f}", why=why, step=words.duration(step), **known)
+        raise NotYet(fact.strip(), str(known["rule"]), "", timeline)
 
 
 @check_of("6.1")
@@ -331,3 +341,72 @@ def _why_slow(timeline: Timeline) -> diagnosis.Fact:
     who = say("workers-fetch" if workers > 1 else "worker-fetches" if workers else "main-fetches", workers=workers)
     fetch, ready_every, compute = map(words.duration, (found["fetch"], ready, found["compute"]))
     return say("fetch-slow", fetch=fetch, who=who, ready=ready_every, compute=compute), say("slowest")
+
+
+# 6.3
+
+TURNS, ROUNDS = 10, 60  # pieces of the loop's own Python in a step; steps, whole rounds of 2 to 6 threads
+LOCKED = replace(HOST, name="a host with one lock", dispatch=0, launch=0, hand_out=0, wake=0, synchronize=0)
+# ns of a fetch, thousandths of it that hold the lock, threads, ns of the loop's Python, ns of the GPU's work: ranges
+SHARES = {
+    "held": ((4, 8), (600, 900), (3, 7), (1, 3), (1, 2)),
+    "fetch": ((12, 16), (50, 100), (2, 4), (1, 2), (1, 2)),
+    "compute": ((4, 6), (200, 300), (4, 7), (1, 2), (7, 9)),
+}
+
+
+@dataclass(frozen=True)
+class Threaded:
+    """A training whose threads fetch for `fetch` ns, `held` of them in Python; the loop itself has `host` ns of it."""
+
+    fetch: int
+    held: int
+    host: int
+    compute: int
+    resident_bytes: Sequence[int] = ()
+
+    def batch(self, number: int) -> replay.Batch:
+        """Return a small batch."""
+        return replay.Batch([1000], 1, self.fetch)
+
+    def train(self, runtime: Runtime, number: int) -> None:
+        """Do the loop's own Python, and launch one kernel."""
+        for _ in range(TURNS):
+            runtime.host_work(self.host // TURNS, "Python")
+        runtime.launch(self.compute, name="kernel")
+
+    def source(self, does: str) -> str:
+        """Return no line: the program is not shown."""
+        return ""
+
+    def run(self, threads: int) -> tuple[int, Timeline]:
+        """Return the step [ns] with so many threads, and the timeline."""
+        python = round(1000 * self.held / self.fetch)
+        config = replay.LoaderConfig(threads, non_blocking=True, threads=True, python=python)
+        timeline = replay.Replay(config, self, Runtime(harness.GPU, LOCKED)).run(ROUNDS, ROUNDS)
+        return timeline.duration // ROUNDS, timeline
+
+    def __str__(self) -> str:
+        told = {"fetch": self.fetch, "held": self.held, "host": self.host, "compute": self.compute}
+        return say("comma").join(f"{name} {words.duration(value)}" for name, value in told.items())
+
+
+@check_of("6.3")
+def one_lock(answer: Callable[..., Any], chance: random.Random) -> Score:
+    timeline = None
+    for among in SHARES.values():
+        fetch, share, threads, host, compute = (chance.randrange(*each) for each in among)
+        held = fetch * share * 1000
+        fresh = Threaded(fetch * 10**6, held, host * 10**6, compute * 10**6)
+        step, timeline = fresh.run(threads)
+        given = fresh.fetch, fresh.held, threads, fresh.host, fresh.compute
+        alone = fresh.fetch / threads
+        mistakes = {
+            "lock-forgotten": max(alone, fresh.host, fresh.compute),
+            "loop-forgotten": max(alone, held, fresh.host, fresh.compute),
+            "lock-divided": max(alone, held / threads + fresh.host, fresh.compute),
+            "stations-added": alone + held + fresh.host + fresh.compute,
+        }
+        known = {"costs": fresh, "workers": counted(threads, "thread"), "rule": say("one-lock")}
+        _must_say(answer, given, step, timeline, mistakes, **known)
+    return Score(say("steps-found", count=len(SHARES)), timeline)
