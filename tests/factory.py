@@ -7,11 +7,14 @@ the first copy, `resident` has no copies after its first.
 from __future__ import annotations
 
 import functools
+import gc
 import http.server
 import importlib.util
 import random
 import re
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,6 +77,15 @@ def beside(work: Callable[[], Any], **options: Any) -> Iterator[threading.Thread
     thread.join()
 
 
+def are_gone(*things: weakref.ref[Any]) -> bool:
+    """Tell whether these are collected: a collection does nothing while another thread of the tests is at one."""
+    until = time.monotonic() + 10
+    while any(each() is not None for each in things) and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.01)
+    return all(each() is None for each in things)
+
+
 @contextmanager
 def serving(folder: Path, asked: list[str] | None = None) -> Iterator[int]:
     """Serve a folder on this machine, at this port; which paths were asked for is noted."""
@@ -109,8 +121,8 @@ def made(*spans: Any, marks: Any = (), **context: Any) -> Timeline:
         span = builder.span(start, end, lane_of(lane), kind, **known)
         if by:
             builder.arrow(span + by, span, ArrowKind.LAUNCH)
-    for time, lane, *more in marks:
-        builder.mark(time, lane_of(lane), *more)
+    for at, lane, *more in marks:
+        builder.mark(at, lane_of(lane), *more)
     return builder.build()
 
 

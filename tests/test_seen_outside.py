@@ -4,7 +4,6 @@ Truth is measured here with perf_counter. A line that ends with `# @name` is mea
 """
 
 import functools
-import gc
 import io
 import os
 import re
@@ -346,8 +345,7 @@ def test_no_thread_and_nothing_of_the_program_is_kept(on):
     assert not set(threading.enumerate()) - before
     assert run.timeline is not None
     del run, data, collate
-    gc.collect()
-    assert gone[0]() is None and gone[1]() is None
+    assert factory.are_gone(*gone)
 
 
 # Other processes

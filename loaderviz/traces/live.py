@@ -63,9 +63,11 @@ from loaderviz.traces.kineto import read_kineto
 from loaderviz.traces.merge import ANCHORS, CLOCK, STEPPED, TAKING, WAITING, Own, own_name
 from loaderviz.traces.source import Document
 from loaderviz.traces.steps import Window
-from loaderviz.traces.workers import Fetch, read_files
+from loaderviz.traces.workers import Fetch, read_files, starts
 
 _NOTICEABLE = 1_000_000  # ns
+_DEAR = 500_000_000  # ns; a forked worker starts within a few ms, a new process imports torch first
+_STARTED = "the start of {} took {} of processor time: a new process imports what the program imports"
 _LOOK = 500_000_000  # ns until the spans of a step are counted
 _FEW = 100  # steps: a recording of no more is cut at its end alone
 _INSTALLED = str(Path(torch.__file__).parents[1])
@@ -211,9 +213,9 @@ class RealRun:
     # The timeline
 
     def _build(self) -> Timeline:
-        reasons = [*steps.notes(self._window.wait, self._window.steps, self._window.count), *self._loader.notes]
+        reasons = steps.notes(self._window.wait, self._window.steps, self._window.count)
         if not self._readings:
-            return _nothing(*reasons)
+            return _nothing(*reasons, *self._loader.notes)
         path = self._folder / "trace.json"
         self._profile.export_chrome_trace(str(path))
         raw = read_kineto(Document(path))
@@ -225,7 +227,7 @@ class RealRun:
         timeline = merge.merged(traced, own)
         if by_optimizer:
             timeline = steps.by_optimizer(timeline, merge.optimizer_steps(traced))
-        timeline = replace(timeline, context=self._context(timeline, reasons))
+        timeline = replace(timeline, context=self._context(timeline, [*reasons, *self._loader.notes]))
         return steps.limited(timeline, self._limit, is_full=self._full)
 
     def _context(self, timeline: Timeline, reasons: list[str]) -> Context:
@@ -441,6 +443,9 @@ class LoaderRanges:
 
     def seen(self, readings: Sequence[tuple[int, int, int]]) -> Own:
         """Return what was noted beside the profiler; `readings` are those of our clock."""
+        count, took = starts(self._folder)
+        if took > _DEAR:
+            self.note(_STARTED.format(words.count(count, "worker"), words.duration(took)))
         swapped, lacked = (end - begin for begin, end in zip(self._began, self._ended, strict=True))
         return Own(readings, *read_files(self._folder), self.batches, self.mine, self.sampler.seen, swapped, lacked)
 

@@ -216,6 +216,19 @@ class FileLog:
                 self._open = False
 
 
+def starts(folder: Path) -> tuple[int, int]:
+    """Return how many workers began in this recording, and what that took [ns of the processor]: their imports."""
+    costs = list[int]()
+    for path in folder.iterdir():
+        worker = re.fullmatch(r"\d+-(\d+)", path.name)
+        data = path.read_bytes()[: RECORD.size] if worker else b""
+        if worker and len(data) == RECORD.size:
+            what, epoch, index, *_, others, _disk, lacked, busy, _switches = RECORD.unpack(data)
+            if (what, epoch, index) == (What.BEGAN, 0, int(worker[1])):  # its very first order
+                costs.append(others + busy - lacked)
+    return len(costs), sum(costs)
+
+
 def size_of(data: Any) -> int:
     """Return the bytes of a batch's tensors, -1 if they cannot be counted."""
     try:

@@ -120,6 +120,10 @@ def test_any_start_method_and_nothing_heavy_in_the_worker(method):
     assert found.count("tensor([0, 0])") == 3 * 2 * 2
     assert fetches(timeline) == [("worker 0", f"fetch batch {batch}") for batch in range(4)]
     check_times(timeline)
+    notes = " ".join(timeline.context.notes)  # a fork server has torch ready
+    assert ("the start of 1 worker took " in notes) == (method == "spawn")
+    _, timeline = recorded(datasets.Squares(), num_workers=2, batch_size=4)
+    assert "the start of" not in " ".join(timeline.context.notes)  # forked, which takes ms
 
 
 def test_a_forked_worker_does_not_record_operators_for_nobody(monkeypatch):
@@ -481,6 +485,19 @@ def test_who_never_let_go_of_a_core_has_not_waited(tmp_path, busy, switches, wai
     write(tmp_path, 0, 0, *records)
     ((fetch,), _) = read_files(tmp_path)
     assert (fetch.waited, fetch.cause) == (waited, cause)
+
+
+def test_the_start_of_a_worker_is_what_its_process_took_before_its_first_order(tmp_path):
+    write(tmp_path, 0, 0, (What.BEGAN, 0, 0, 100, -1, 7), (What.ENDED, 0, 0, 150, 64, 40), (What.BEGAN, 0, 2, 160, -1))
+    write(tmp_path, 0, 1, (What.BEGAN, 0, 1, 100, -1, 5))
+    write(tmp_path, 1, 1, (What.BEGAN, 0, 3, 100, -1, 90))  # it had orders before this recording
+    write(tmp_path, 1, 0, (What.BEGAN, 1, 0, 100, -1, 90))
+    write(tmp_path, 2, 0, (What.LEFT, 0, 0, 100, -1, 90))
+    write(tmp_path, 2, 1)
+    write(tmp_path, 2, 2, (What.BEGAN, 0, 2, 100, -1, 90), cut=1)
+    write(tmp_path, 3, "pin", (What.BEGAN, 0, 0, 100, -1, 90))
+    (tmp_path / "0-0.lines").write_text("a line")
+    assert workers.starts(tmp_path) == (2, 12)
 
 
 @pytest.mark.parametrize("cut", [1, RECORD.size - 1])

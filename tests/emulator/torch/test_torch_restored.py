@@ -16,6 +16,7 @@ import traceback
 import types
 import weakref
 
+import factory
 import pytest
 import torch
 from programs import mlp, train
@@ -386,8 +387,7 @@ def test_nothing_is_kept_alive():
         assert Session.active.pinned.ledger.figures()["allocated_bytes"]["all"].current == 0
     timeline = recording.timeline
     del recording
-    gc.collect()
-    assert session() is None
+    assert factory.are_gone(session)
     assert len(timeline)
 
 
@@ -474,8 +474,7 @@ def test_what_stands_in_for_a_function_does_so_again_and_keeps_nothing_of_a_reco
             stand_ins.append(torch.cuda.synchronize)
             sessions.append(weakref.ref(Session.active))
     assert stand_ins[0] is stand_ins[1] is stand_ins[2] is not synchronize
-    gc.collect()
-    assert [each() for each in sessions] == [None] * 3
+    assert factory.are_gone(*sessions)
 
 
 def test_what_a_program_put_there_between_two_recordings_is_what_acts_after_the_next(monkeypatch):
