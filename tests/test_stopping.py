@@ -59,6 +59,13 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def temp(here):
+    """A folder with a short name: the path of a worker's socket has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(dir=here.parents[1]) as folder:
+        yield Path(folder)
+
+
 def run(text, *options, on="t4"):
     Path("program.py").write_text(textwrap.dedent(text), encoding="utf-8")
     return cli.main(["run", "--on", on, "--host", "laptop", *map(str, options), "program.py"])
@@ -234,26 +241,26 @@ globals()[sys.argv[1]]()
         ("child", 8, "9"),
     ],
 )
-def test_a_program_that_leaves_at_once_has_its_page(here, how, status, printed, on):
+def test_a_program_that_leaves_at_once_has_its_page(here, temp, how, status, printed, on):
     """In a Python of its own: one that was forked is a child itself."""
-    done = leave(here, how, on)
+    done = leave(here, temp, how, on)
     assert (done.returncode, done.stdout.strip()) == (status, printed)
     assert len(Timeline.load(here / "t.json.gz")) > 5
     assert "program.py" in (here / "pages/page.html").read_text("utf-8")
-    assert not any((here / "temp").glob("loaderviz*"))
+    assert not any(temp.glob("loaderviz*"))
 
 
 @pytest.mark.slow
-def test_a_program_that_leaves_at_once_is_told_what_is_lost(here):
-    done = leave(here, "thread", "t4")
+def test_a_program_that_leaves_at_once_is_told_what_is_lost(here, temp):
+    done = leave(here, temp, "thread", "t4")
     assert done.returncode == 4 and not (here / "t.json.gz").exists()
     assert "a thread of the program has called os._exit, so nothing that was recorded is kept" in done.stderr
-    done = leave(here, "without_a_place", "t4")
+    done = leave(here, temp, "without_a_place", "t4")
     assert done.returncode == 1 and "pages" in done.stderr and (here / "t.json.gz").exists()
-    assert [path.suffix for path in (here / "temp").rglob("*.gz")] == [".gz"]
+    assert [path.suffix for path in temp.rglob("*.gz")] == [".gz"]
 
 
-def leave(here, how, on):
+def leave(here, temp, how, on):
     """Record a program that ends by os._exit; return what became of it."""
     (here / "pages").mkdir(exist_ok=True)
     (here / "program.py").write_text(LEAVES)
@@ -261,7 +268,7 @@ def leave(here, how, on):
     command = [sys.executable, "-m", "loaderviz", "run", "--on", on, *outputs, "program.py", how]
     return subprocess.run(
         command, text=True, capture_output=True, cwd=here,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(here / "temp")},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(temp)},
     )  # fmt: skip
 
 
