@@ -57,8 +57,7 @@ def test_the_numbers_of_readme_are_those_of_the_pages_that_it_names():
         for name in ("README.md", "docs/validation.md", "docs/compatibility.md")
     )
     found = re.search(r"\*\*held out\*\*.*?: (\d+) rows, median factor ([\d.]+), worst ([\d.]+)\.", validation)
-    said = "We compared it with {} published times that we did not tune it on. Its median error is a factor of {}, its "
-    said += "worst one {}."
+    said = "for {} published times that we did not tune it on, the median factor is {}, and the worst is {}."
     assert said.format(*found.groups()) in readme
     run, every = re.search(r"(\d+) of (\d+) run,", compatibility).groups()
     assert f"Of {every} public programs and libraries](docs/compatibility.md), {run} run unchanged" in readme

@@ -227,11 +227,11 @@ print(f"In it, kernels that gather ({', '.join(gather.kernels)}) take {words.dur
 # ## What the emulated GPU promises
 #
 # * **The values are real**, computed on your CPU.
-# * **The order is right:** it follows the rules of CUDA, such as R16.
+# * **The order is right:** it follows numbered rules of CUDA, such as R16.
 # * **A forgotten wait shows** as `nan`, or a report names it.
 # * **The time is virtual:** the same on every computer.
 #
-# It does **not** promise microseconds.
+# Real microseconds may **differ**.
 
 # %%
 with lv.record(on=GPU, host=HOST) as again:
@@ -269,7 +269,7 @@ else:
 #
 # * `lv.record` records; `recording.timeline.view()` draws; `lv.summarize` gives numbers.
 # * Two colours at the same time are overlap. It can save *exposed* copies.
-# * The *limit* is the longer one of all computing and all copies.
+# * The *limit* is the longer of two times: all computing, all copies.
 #
 # Next: [1. The blocking copy](01_blocking_copy.ipynb)
 

@@ -159,12 +159,12 @@ tiny = lv.summarize(small)
 print(f"a step {words.duration(tiny.step)}: copy {words.share(tiny.copy_share)}, ", end="")
 print(f"compute {words.share(tiny.compute_share)}, idle {words.share(tiny.idle / tiny.window)}")
 best = tiny.step - min(tiny.copy, tiny.compute) / tiny.batches
-print(f"with the shorter of the two hidden: {words.duration(best)} a step, {words.times(tiny.step / best)} as fast")
+print(f"with a perfect overlap: {words.duration(best)} a step, {words.times(tiny.step / best)} as fast")
 largest.reveal()
 
 # %% [markdown]
 # **R23: a launch costs host time.** The GPU is done with each small kernel before the next one comes. A hidden copy
-# would change nothing. So first look at the share of the copy.
+# would change little. So first look at the share of the copy.
 #
 # ## Is the copy slow?
 

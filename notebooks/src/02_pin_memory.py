@@ -171,7 +171,7 @@ slower = lv.summarize(pinning).step / lv.summarize(plain).step
 advice.reveal()
 
 # %% [markdown]
-# The work of the host only moved: `pin_memory()` copies first, and the GPU is idle. `non_blocking=True` (lesson 3)
+# The host's work only moved to `pin_memory()`. The GPU is idle meanwhile. `non_blocking=True` (lesson 3)
 # hides nothing.
 
 # %%

@@ -61,7 +61,7 @@ def one_stream_loop(batches, non_blocking, pin=False):
 
 # %%
 guess_hidden = predict(
-    "Blocking, non_blocking, non_blocking and pinned: which hides a part of the copy?",
+    "Blocking; non_blocking; pinned and non_blocking: which hide a part of the copy?",
     ["none of the three", "the pinned one", "both that are non_blocking"],
     answer=lambda: 1 + sum(lv.summarize(timeline).overlap > 0 for timeline in (not_pinned, one_stream)),
 )
@@ -79,9 +79,9 @@ lv.compare(three, verdict=False)
 guess_hidden.reveal()
 
 # %% [markdown]
-# **Not pinned: R7.** The host stages the copy.
+# **Not pinned (R7):** the host stages the copy.
 #
-# **One stream: R16.** A stream is a queue.
+# **One stream (R16):** kernels and copies queue together.
 
 # %%
 lesson03.go_on
@@ -174,8 +174,8 @@ display(hazards[0], guess_sum.reveal())
 # %% [markdown]
 # **R15: streams do not wait for each other.** An access without an order is a *hazard*.
 #
-# An *event* marks a place in a queue, for which others can wait. **R36: `record_stream` tells the allocator of GPU
-# memory that another stream reads it.**
+# An *event* marks a place in a queue, for which others can wait. **R36: `record_stream` tells PyTorch that another
+# stream still uses this memory.**
 
 # %%
 lesson03.by_hand
@@ -468,7 +468,7 @@ assert {row.batch for row in overlapped.rows() if row.kind.name == "COPY_H2D"} =
 # ## 3. Non-blocking copies and prefetch
 #
 # <!-- guess_hidden ef5bdc33 -->
-# * *Blocking, non_blocking, non_blocking and pinned: which hides a part of the copy?* **none of the three**: what is
+# * *Blocking; non_blocking; pinned and non_blocking: which hide a part of the copy?* **none of the three**: what is
 #   not pinned is staged by the host (R7), and one stream is one queue (R16).
 #
 # <!-- guess_sum b2307d73 -->

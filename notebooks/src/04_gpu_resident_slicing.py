@@ -152,7 +152,7 @@ lv.compare(as_long).utilization()
 
 # %%
 guess_mates = predict(
-    "Slices of 256, shuffled, ten epochs: how many other samples does sample 0 meet in a batch?",
+    "Slices of 256, shuffled, ten epochs: how many other samples does sample 0 meet in total?",
     ["255", "about 2500", "all of them"],
     answer=lambda: 1 if mates["batches"] == 255 else 2 if mates["batches"] < len(images) / 2 else 3,
 )
@@ -411,7 +411,7 @@ assert runs["batches"].step < runs["samples"].step < 1.1 * runs["batches"].step
 #   <!--=summary.idle / summary.window:.0%-->85 %<!----> of the time.
 #
 # <!-- guess_mates ae915e36 -->
-# * *Slices of 256, shuffled, ten epochs: how many other samples does sample 0 meet in a batch?* **255**, in ten epochs;
+# * *Slices of 256, shuffled, ten epochs: how many other samples does sample 0 meet in total?* **255**, in ten epochs;
 #   with shuffled samples <!--=mates['samples']:,-->2,498<!---->.
 #
 # * **Exercise 4.a:** `.to("cuda")` of the whole data set, before the first epoch.

@@ -256,7 +256,7 @@ display(table(lucky | {"C, and .item() in each step": printing}), guess_lucky.re
 #
 # ## Break it
 #
-# Five loaders; some were changed. Choose, and count your points.
+# Five cards: name the race, or say "nothing". Count points.
 
 # %%
 cards = break_it.deal(seed=1)

@@ -54,7 +54,7 @@ lesson07.exposed_copy
 # %% tags=["starter"]
 # Exercise 7.1
 def exposed(copies, kernels):
-    """Return for how many ns a copy runs and no kernel."""
+    """Return for how many ns only copies run."""
     return sum(end - start for start, end in copies)  # all of the copy
 
 
@@ -64,7 +64,7 @@ from itertools import pairwise
 
 
 def exposed(copies, kernels):
-    """Return for how many ns a copy runs and no kernel."""
+    """Return for how many ns only copies run."""
     edges = sorted({edge for pair in copies + kernels for edge in pair})
     total = 0
     for left, right in pairwise(edges):  # between two edges nothing begins and nothing ends
@@ -202,7 +202,7 @@ guess_late.reveal()
 #
 # ## Damaged files
 #
-# A job was killed: half a file is better than none, if the reader says so. The second file is no trace.
+# A job was killed: half its file is missing, and the reader says so. The second file is no trace.
 
 # %%
 whole = notebooks.trace("event_sync_2023.json.gz").read_bytes()

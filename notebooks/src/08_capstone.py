@@ -44,7 +44,7 @@ recall(8)
 # You write the loader: `load(images, labels, size, epochs)` gets MNIST digits in host memory and hands out batches on
 # the GPU. The link is forty times slower than that of the laptop, so that small batches cost enough.
 #
-# The *limit* is the copy of the first batch, and then only training.
+# Here the *limit* is the first copy, and then only training.
 
 # %%
 print(f"{capstone.EPOCHS} epochs of {capstone.PER_EPOCH} batches of {capstone.SIZE} digits")
@@ -225,7 +225,7 @@ capstone.ladder
 # %% [markdown]
 # ## Two other worlds, at home
 #
-# The line that wins here loses there.
+# The loader that wins here loses there.
 
 # %%
 capstone.larger

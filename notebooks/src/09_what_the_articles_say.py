@@ -156,7 +156,7 @@ forty.judge(busiest)
 
 # %%
 guess_copies = predict(
-    "In how many of the five programs is a copy what costs most, as `lv.advise` sees it?",
+    "In how many of the five programs does a copy cost most, says `lv.advise`?",
     ["in none", "in one or two", "in three or more"],
     answer=lambda: 1 + (of_copies > 0) + (of_copies > 2),
     why="One program copies from pageable memory. The others wait for their data set, which no faster copy helps.",
@@ -246,7 +246,7 @@ assert of_copies == 1 and set(causes) == set("12345")
 #   `non_blocking` and of the threads it is false everywhere; the rate and the 40 % depend on the machine and the size.
 #
 # <!-- guess_copies eb0f5dbe -->
-# * *In how many of the five programs is a copy what costs most, as `lv.advise` sees it?* **in one or two**:
+# * *In how many of the five programs does a copy cost most, says `lv.advise`?* **in one or two**:
 #   <!--=causes['1']:-->pageable-copy<!----> in program 1, <!--=causes['2']:-->waiting-for-data<!----> in 2,
 #   <!--=causes['3']:-->fetch-in-loop<!----> in 3, <!--=causes['4']:-->waiting-for-data<!----> in 4,
 #   <!--=causes['5']:-->waiting-for-data<!----> in 5.

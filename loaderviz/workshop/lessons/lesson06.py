@@ -355,7 +355,7 @@ SHARES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Threaded:
     """A training whose threads fetch for `fetch` ns, `held` of them in Python; the loop itself has `host` ns of it."""
 
