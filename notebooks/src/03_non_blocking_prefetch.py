@@ -467,9 +467,9 @@ assert {row.batch for row in overlapped.rows() if row.kind.name == "COPY_H2D"} =
 # %% [markdown] tags=["answers"]
 # ## 3. Non-blocking copies and prefetch
 #
-# <!-- guess_hidden ef5bdc33 -->
-# * *Blocking; non_blocking; pinned and non_blocking: which hide a part of the copy?* **none of the three**: what is
-#   not pinned is staged by the host (R7), and one stream is one queue (R16).
+# <!-- guess_hidden 96bdffb0 -->
+# * *Blocking; non_blocking; pinned and non_blocking: which hide a part of the copy?* **none of the three**: what is not
+#   pinned is staged by the host (R7), and one stream is one queue (R16).
 #
 # <!-- guess_sum b2307d73 -->
 # * *Nobody waits for the copy. What does the sum show?* **nan: not a number**, on every run; on a real GPU mostly the

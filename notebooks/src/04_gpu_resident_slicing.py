@@ -410,7 +410,7 @@ assert runs["batches"].step < runs["samples"].step < 1.1 * runs["batches"].step
 # * *What takes the largest part of a step?* **the host makes the next batch**: the GPU is idle for
 #   <!--=summary.idle / summary.window:.0%-->85 %<!----> of the time.
 #
-# <!-- guess_mates ae915e36 -->
+# <!-- guess_mates cba9e50e -->
 # * *Slices of 256, shuffled, ten epochs: how many other samples does sample 0 meet in total?* **255**, in ten epochs;
 #   with shuffled samples <!--=mates['samples']:,-->2,498<!---->.
 #

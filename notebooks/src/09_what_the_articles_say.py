@@ -245,7 +245,7 @@ assert of_copies == 1 and set(causes) == set("12345")
 # * Each of the four cards is a prediction: true, false, or it depends. The verdicts are computed in the notebook: of
 #   `non_blocking` and of the threads it is false everywhere; the rate and the 40 % depend on the machine and the size.
 #
-# <!-- guess_copies eb0f5dbe -->
+# <!-- guess_copies 7193b872 -->
 # * *In how many of the five programs does a copy cost most, says `lv.advise`?* **in one or two**:
 #   <!--=causes['1']:-->pageable-copy<!----> in program 1, <!--=causes['2']:-->waiting-for-data<!----> in 2,
 #   <!--=causes['3']:-->fetch-in-loop<!----> in 3, <!--=causes['4']:-->waiting-for-data<!----> in 4,
