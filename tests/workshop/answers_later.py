@@ -636,13 +636,13 @@ WRONG = {
         (constant_digits, r"has images or labels that are wrong"),
     ],
     "8.3": [
-        (from_files(None), r"In epoch 0 0 % of the pictures are turned otherwise than stored"),
-        (from_files(lambda batch: (batch[0].flip(2), batch[1])), r"In epoch 0 100 % of the pictures are turned"),
+        (from_files(None), r"In epoch 0 0 % of the pictures are flipped"),
+        (from_files(lambda batch: (batch[0].flip(2), batch[1])), r"In epoch 0 100 % of the pictures are flipped"),
         (
             from_files(lambda batch: flip_some(batch, 0.1)),
-            r"In epoch 0 1\d % of the pictures are turned|In epoch 0 9 %",
+            r"In epoch 0 1\d % of the pictures are flipped|In epoch 0 9 %",
         ),
-        (from_files(flip_the_same), r"In epoch 1 0 % of the pictures are turned otherwise than the epoch before"),
+        (from_files(flip_the_same), r"In epoch 1 0 % of the pictures are flipped unlike the epoch before"),
         (from_files(flip_some, workers=2), r"idle for \d+ % .*waiting for data.*slowest station"),
         (from_files(None, on_host=True), r"idle for \d+ % .*waiting for data"),
         (from_files(flip_some, workers=8), r"You have 8 workers, but the machine has 4 cores"),
