@@ -157,7 +157,10 @@ def test_no_process_outlives_the_program(tmp_path, ending):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment)
     numbers = [int(number) for number in done.stdout.split()]
-    assert len(numbers) == 2 and not done.stderr
+    told = done.stderr.splitlines()
+    if ending == "os._exit(0)":  # then nobody unlinks the semaphores of a queue that was not collected yet
+        told = [line for line in told if "leaked semaphore" not in line and "warnings.warn(" not in line]
+    assert len(numbers) == 2 and not told
     until = time.monotonic() + 60
     while any(map(lives, numbers)) and time.monotonic() < until:
         time.sleep(0.1)
