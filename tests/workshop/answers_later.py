@@ -506,7 +506,7 @@ WRONG = {
     ],
     "5.1": [
         (waits_for_the_next_one, r"fast enough. With the loss read in each step: The copy of batch \d+ .* exposed"),
-        (synchronize_before, r"times the host waited until the GPU had nothing left to compute; one of these waits runs from .* line"),
+        (synchronize_before, r"nothing left to compute; one of these waits runs from .* line"),
         (suspects.loader_a, r"Batch 0 was read before its copy was complete: its copy runs from .*R15"),
         (suspects.loader_e, r"copy of batch 1 runs from .* exposed.*its stream waited until .*wait_stream"),
     ],
