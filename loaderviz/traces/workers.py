@@ -221,8 +221,11 @@ def starts(folder: Path) -> tuple[int, int]:
     costs = list[int]()
     for path in folder.iterdir():
         worker = re.fullmatch(r"\d+-(\d+)", path.name)
-        data = path.read_bytes()[: RECORD.size] if worker else b""
-        if worker and len(data) == RECORD.size:
+        if worker is None:
+            continue
+        with FileIO(path) as file:
+            data = file.read(RECORD.size)
+        if len(data) == RECORD.size:
             what, epoch, index, *_, others, _disk, lacked, busy, _switches = RECORD.unpack(data)
             if (what, epoch, index) == (What.BEGAN, 0, int(worker[1])):  # its very first order
                 costs.append(others + busy - lacked)

@@ -573,7 +573,10 @@ WRONG = {
         (shuffle_slices, r"has 64 of the samples of batch \d.*shuffle samples, not slices"),
         (same_order, r"Epoch 1 has the same order as epoch 0"),
         (rolled, ORDERED),
-        (waits_in_the_loop, r"\d+ times; one of these waits runs from [\d,]+ µs.*in line \d+.*R25"),
+        (
+            waits_in_the_loop,
+            r"host waits for the GPU \d+ times; one of these waits runs from [\d,]+ µs.*in line \d+.*R25",
+        ),
         (labels_out_of_step, r"images do not belong to the labels"),
     ],
     "4.2": [

@@ -94,17 +94,19 @@ def memory_of_the_main_stream(batches):
 # Lesson 6
 
 
-def formula(text):
-    """The answer that is this expression."""
-    return eval(f"lambda fetch, pin, copy, compute: {text}")
+def expression(arguments):
+    """Return what makes the answer that is an expression of these arguments."""
+    return lambda text: eval(f"lambda {arguments}: {text}", {"np": np, "itertools": itertools})
 
 
-def step_formula(text):
-    return eval(f"lambda fetch, workers, pin, copy, compute: {text}", {"np": np})
+formula = expression("fetch, pin, copy, compute")
+step_formula = expression("fetch, workers, pin, copy, compute")
+locked_formula = expression("fetch, held, threads, host, compute")
 
 
-def locked_formula(text):
-    return eval(f"lambda fetch, held, threads, host, compute: {text}", {"np": np})
+def refused(made, answers):
+    """Pair the answer of each text with what is said of it."""
+    return [(made(text), said) for text, said in answers.items()]
 
 
 def rows_of(data, size):
@@ -506,7 +508,10 @@ WRONG = {
     ],
     "5.1": [
         (waits_for_the_next_one, r"fast enough. With the loss read in each step: The copy of batch \d+ .* exposed"),
-        (synchronize_before, r"nothing left to compute; one of these waits runs from .* line"),
+        (
+            synchronize_before,
+            r"times the host waited until the GPU had nothing left to compute; one of these waits runs from .* line",
+        ),
         (suspects.loader_a, r"Batch 0 was read before its copy was complete: its copy runs from .*R15"),
         (suspects.loader_e, r"copy of batch 1 runs from .* exposed.*its stream waited until .*wait_stream"),
     ],
@@ -527,9 +532,9 @@ WRONG = {
         (suspects.loader_f, r"early-host-read at suspects.py.*R32"),
         (number_in_the_side_stream, r"With the loss read in each step"),
     ],
-    "6.0": [
-        (step_formula(text), said)
-        for text, said in {
+    "6.0": refused(
+        step_formula,
+        {
             "fetch / workers + pin + copy + compute": r"With 1 worker a step takes .* You added the stations",
             "max(fetch, pin, copy, compute)": r"With \d workers a step takes .* That is the time of one worker",
             "max(fetch, pin, copy, compute) / workers": r"You divided each station. But there is one pin thread",
@@ -541,25 +546,23 @@ WRONG = {
             "-fetch": r"You said -[\d,]+ ns",
             "'fetch'": r"returned 'fetch'. The time of a step is wanted, a number of ns",
             "(fetch, pin)": r"returned \(.*The time of a step is wanted",
-        }.items()
-    ],
-    "6.1": [
-        *(
-            (formula(text), said)
-            for text, said in {
-                "-(-fetch // compute)": r"fetch .*, pin .*, copy .*, compute .* You said \d+ workers.* With \d+ it",
-                "-(-fetch // max(copy, compute))": r"With \d+ it takes the same.*as fast as its slowest station",
-                "-(-fetch // max(pin, compute))": r"With \d+ it takes the same.*as fast as its slowest station",
-                "max(1, round(fetch / max(pin, copy, compute)))": r"a step takes [\d.]+ .s, with more of them "
-                r"[\d.]+ .s. The loop waits for batch \d+ from [\d,]+ µs",
-                "-(-fetch // (pin + copy + compute))": r"with more of them [\d.]+ .s",
-                "4": r"You said 4 workers",
-                "64": r"You said 64 workers.* With 63 it takes the same.*takes memory and a core",
-                "0": r"You said 0 workers; give a number from 1 to 64",
-                "fetch / max(pin, copy, compute)": r"Your function returned \d\.\d+. A whole number",
-            }.items()
-        ),
-    ],
+        },
+    ),
+    "6.1": refused(
+        formula,
+        {
+            "-(-fetch // compute)": r"fetch .*, pin .*, copy .*, compute .* You said \d+ workers.* With \d+ it",
+            "-(-fetch // max(copy, compute))": r"With \d+ it takes the same.*as fast as its slowest station",
+            "-(-fetch // max(pin, compute))": r"With \d+ it takes the same.*as fast as its slowest station",
+            "max(1, round(fetch / max(pin, copy, compute)))": r"a step takes [\d.]+ .s, with more of them "
+            r"[\d.]+ .s. The loop waits for batch \d+ from [\d,]+ µs",
+            "-(-fetch // (pin + copy + compute))": r"with more of them [\d.]+ .s",
+            "4": r"You said 4 workers",
+            "64": r"You said 64 workers.* With 63 it takes the same.*takes memory and a core",
+            "0": r"You said 0 workers; give a number from 1 to 64",
+            "fetch / max(pin, copy, compute)": r"Your function returned \d\.\d+. A whole number",
+        },
+    ),
     "6.2": [
         (
             plain(num_workers=4),
@@ -576,9 +579,9 @@ WRONG = {
         (lambda data, size: None, r"returned nothing \(None\). Return a DataLoader"),
         (lambda data, size: size, r"returned a int. Return a DataLoader"),
     ],
-    "6.3": [
-        (locked_formula(text), said)
-        for text, said in {
+    "6.3": refused(
+        locked_formula,
+        {
             "max(fetch / threads, compute)": r"held .* You left the lock out",
             "max(fetch / threads, host, compute)": r"With \d threads a step takes .* You left the lock out",
             "max(fetch / threads, held, compute)": r"The loop runs Python, too",
@@ -591,8 +594,8 @@ WRONG = {
             "None": r"returned None. The time of a step is wanted",
             "float('nan')": r"You said nan ns",
             "threads": r"You said \d ns",
-        }.items()
-    ],
+        },
+    ),
     "7.1": [
         (
             MISTAKES["everything"],
