@@ -2079,7 +2079,10 @@ def test_a_loop_whose_own_thread_takes_the_batches_has_steps(wait, steps):
     summary = lv.summarize(recording.timeline)
     assert summary.batches == (steps or 16 - max(1, wait))
     assert summary.step > 4e6  # of 8 ms that a batch sleeps
-    found = {each.kind: each for each in lv.advise(recording.timeline)}["other-work-in-loop"]
+    all_found = {each.kind: each for each in lv.advise(recording.timeline)}
+    if "cores-taken" in all_found:
+        pytest.skip("other programs have the cores: nothing else is said of the thread's time")
+    found = all_found["other-work-in-loop"]
     line = through_a_thread.__code__.co_firstlineno + 9
     assert f"test_advice.py:{line} takes" in found.evidence and "this line may wait for it" in found.evidence
     assert found.expected_gain.predicted is None

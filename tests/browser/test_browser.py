@@ -1,12 +1,9 @@
 """The notebooks in a real JupyterLab and a real browser: cells run, figures are drawn, nothing leaves the machine."""
 
-from pathlib import Path
-
 import pytest
 from labserver import opened_page
-from test_notebooks import is_as_given, nbformat, read
+from test_notebooks import OPENED, is_as_given, nbformat, read
 
-NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 FIGURE = "application/vnd.plotly.v1+json"
 # The marks that are in the picture: bars, and the areas under curves.
 DRAWN = "plot => plot.querySelectorAll('.bars .point path, .scatterlayer .trace path').length"
@@ -24,7 +21,7 @@ VIEWS = f"""() => Promise.all([...document.querySelectorAll('{OURS}')].map(async
 pytestmark = pytest.mark.browser
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPENED)
 def test_all_cells_run_and_all_figures_are_drawn(name, open_and_run):
     notebook = open_and_run(name)
 

@@ -207,7 +207,8 @@ def test_300_settings(in_page, part):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(50))
 def test_5000_settings(in_page, part):
-    check(in_page, [any_settings(random.Random(10**6 + 100 * part + seed), heavy=True) for seed in range(100)])
+    """One in ten has hundreds of kernels and dozens of workers, which Python takes ten times as long to emulate."""
+    check(in_page, [any_settings(random.Random(10**6 + 100 * part + seed), seed % 10 == 0) for seed in range(100)])
 
 
 @pytest.mark.parametrize("number", ["hand_out", "wake", "staged_page", "contention"])
