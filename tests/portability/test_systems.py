@@ -25,6 +25,7 @@ from loaderviz.emulator.torch import dataloader, session
 from loaderviz.traces import live, workers
 
 ROOT = Path(__file__).parents[2]
+START = multiprocessing.get_start_method()  # of this run's workers
 NO_PROC = """
 import builtins, io, os, pathlib
 def hiding(name, original):
@@ -149,9 +150,9 @@ sys.exit(main(["compare", "--host", "laptop", "--json", "numbers.json"]))
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(START == "fork", reason="`make test-spawn` runs it; forked workers: test_workflow.py")
 def test_the_numbers_of_the_main_job_are_those_of_the_repository(tmp_path):
-    """By the start method of this run: `make test-spawn` has the others."""
-    run = [sys.executable, "-c", MAIN_JOB, multiprocessing.get_start_method()]
+    run = [sys.executable, "-c", MAIN_JOB, START]
     subprocess.run(run, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
     same = factory.script("tests/portability/same_numbers.py")
     here = same.numbers(json.loads((tmp_path / "numbers.json").read_text(encoding="utf-8")))
