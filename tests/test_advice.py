@@ -2097,3 +2097,19 @@ def test_a_loop_beside_whose_thread_another_loader_runs_counts_its_own_batches()
             backward(net, x)
             optimizer.step()
     assert lv.summarize(recording.timeline).batches == 11
+
+
+@pytest.mark.parametrize("host", ["workstation", "auto"])
+def test_a_tensor_that_is_made_of_a_list_in_each_step_is_named_by_its_line(host):
+    numbers = [float(number) for number in range(50_000)]
+    with lv.record(on="a100", host=host) as recording:
+        net = torch.nn.Linear(100, 10).cuda()
+        optimizer = torch.optim.SGD(net.parameters())
+        for _ in range(8):
+            x = torch.tensor(numbers).view(500, 100).cuda()
+            backward(net, x)
+            optimizer.step()
+    first = lv.advise(recording.timeline)[0]
+    line = inspect.currentframe().f_code.co_firstlineno + 7
+    assert first.kind == "other-work-in-loop" and f"test_advice.py:{line} takes" in first.evidence
+    assert "(torch.tensor, " in first.evidence

@@ -1159,7 +1159,7 @@ def other_work_in_loop(facts: Evidence) -> Found:
         place, mine = seen[0][0], np.zeros_like(mine)
     what = "what the host does outside of torch" if is_seen else "what this line takes"
     gain = facts.bound(intervals.length(within), what, host=within)
-    names = ", ".join(names_of(facts, mine & (facts.last > facts.first))[:2])
+    names = ", ".join(names_of(facts, mine & (facts.last > facts.first), longest=True)[:2])
     return Finding(
         "other-work-in-loop",
         f"{place} takes {duration(facts, time)} of the host's time while the GPU has nothing to do, in "

@@ -1074,10 +1074,11 @@ def in_few_steps(facts: Evidence, mask: Mask) -> tuple[str, str]:
     return seen, f"{cut}a warm-up is paid once"
 
 
-def names_of(facts: Evidence, mask: Mask) -> list[str]:
-    """The names of these spans, the most frequent first."""
-    numbers, counts = np.unique(facts.timeline.name[mask], return_counts=True)
-    return [facts.timeline.names[number] for number in numbers[np.argsort(-counts, kind="stable")]]
+def names_of(facts: Evidence, mask: Mask, *, longest: bool = False) -> list[str]:
+    """The names of these spans, the most frequent first, or else those that take the longest in all."""
+    numbers, which = np.unique(facts.timeline.name[mask], return_inverse=True)
+    weights = np.bincount(which, (facts.last - facts.first)[mask] if longest else None)
+    return [facts.timeline.names[number] for number in numbers[np.argsort(-weights, kind="stable")]]
 
 
 def longest_gap(facts: Evidence) -> tuple[str, str]:

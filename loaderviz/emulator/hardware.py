@@ -327,6 +327,11 @@ class Host(Hardware):
         math = ceil_div(flops * SECOND, self.flops) if self.flops else 0
         return max(ceil_div(nbytes * SECOND, self.memory_bandwidth), math)
 
+    def list_time(self, count: int) -> int:
+        """Return the time in ns in which `torch.tensor` reads so many numbers out of lists, one by one."""
+        base, per_number = DATA["transforms"]["torch"]["tensor"]
+        return int((base + per_number * count // 1000) * self.transforms // FULL)
+
     def pin_time(self, nbytes: int) -> int:
         """Return the time in ns in which the main thread copies `nbytes` into pinned memory, with torch's threads."""
         return ceil_div(2 * nbytes * SECOND, max(self.memory_bandwidth, self.parallel_bandwidth))

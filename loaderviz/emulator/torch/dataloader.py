@@ -849,7 +849,7 @@ class Meter(TorchDispatchMode):
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or self._declared:
+            if self._inside or self._declared or (touched is numbers and not _has_list(args, kwargs)):
                 return function(*args, **kwargs)
             with self.not_counted():
                 result = function(*args, **kwargs)
@@ -896,6 +896,17 @@ FILTERS = SAMPLING["taps"]
 def largest(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     """Return the bytes of the largest of what a function gets first, or second as a method, and of what it gives."""
     return max(map(_size, (*args[:2], *kwargs.values(), result)))
+
+
+def numbers(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Return how many numbers of Python a tensor is made of."""
+    return int(result.numel())
+
+
+def _has_list(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a function of torch reads lists; what torch itself makes of some in a fetch is collating."""
+    caller = str(sys._getframe(2).f_globals.get("__name__"))
+    return isinstance(next(iter((*args, *kwargs.values())), None), (list, tuple)) and not caller.startswith("torch.")
 
 
 def converted(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
@@ -969,6 +980,8 @@ TOUCHED: dict[str, Touched] = {
     "PIL.Image.Image.transform": turned,
     "cv2.cvtColor": recolored,
     "cv2.resize": shrunk,
+    "torch.tensor": numbers,
+    "torch.as_tensor": numbers,
 }
 FILES = (str, os.PathLike, bytes, bytearray, memoryview)  # of which a decoder reads
 

@@ -260,6 +260,8 @@ def _from_data(
     requires_grad = kwargs.pop("requires_grad", False)
     with nullcontext() if any_on_device(_first(given)) else session.bookkeeping():  # each is read back by itself (R25)
         result = func(*args, **kwargs, device=CPU)
+        if isinstance(given, (list, tuple)):
+            session.host_list(f"torch.{func.__name__}", result.numel())
         if pin_memory:
             session.pin(result)
     if place.type == "cuda":

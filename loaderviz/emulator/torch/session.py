@@ -388,6 +388,14 @@ class Session(HostThread, TensorMemory):
         if flops:
             self.runtime.shared.take(start, self.runtime.now, host.cores - 1)  # torch's threads
 
+    def host_list(self, name: str, count: int) -> None:
+        """Count what makes a tensor of a list of so many numbers on the main thread, which has the lock meanwhile."""
+        if not self.fetching:
+            self.mark_source(-1)
+            start = self.runtime.now
+            self.scheduler.works(self.runtime.host.list_time(count), gil=True)
+            self.runtime.note(start, name)
+
     def fetched(self, batch: Fetched, nbytes: int) -> int:
         """Return what a fetch costs a processor [ns]; note what nothing prices, and what is measured on the wall."""
         self._waited.append(batch.waited)

@@ -384,3 +384,34 @@ def test_what_a_data_set_takes_and_stacks_beyond_two_tensors_a_sample_has_a_pric
         list(DataLoader(Samples(sample, 16), 8, num_workers=workers))
     more = max(0, 8 * (taken - 2)) * 2 * 10**5 + max(0, 8 * (stacked - 2)) * 10**5
     assert [span.duration for span in recording.timeline.rows(Kind.FETCH)] == 2 * [8 * 6 * 10**5 + more]
+
+
+LISTS = {
+    "tensor": lambda: torch.tensor([[0.5] * 100] * 3),
+    "as_tensor": lambda: torch.as_tensor(tuple(range(300))),
+    "keyword": lambda: torch.tensor(data=[True] * 300),
+}
+NO_LISTS = {
+    "numbers": lambda: torch.tensor(0.5),
+    "array": lambda: torch.tensor(np.zeros(300)),
+    "tensor": lambda: torch.as_tensor(torch.zeros(300)),
+}
+
+
+@pytest.mark.parametrize(("make", "lists"), [*((f, 1) for f in LISTS.values()), *((f, 0) for f in NO_LISTS.values())])
+def test_what_is_read_out_of_lists_costs_each_number_in_a_fetch_and_in_the_loop(make, lists):
+    price = (2_000 + 85 * 300) * lists
+    took, _ = fetches(lambda _: make(), 3, transforms=1000)
+    less, _ = fetches(lambda _: make(), 3, transforms=0)
+    assert [a - b for a, b in zip(took, less, strict=True)] == [2 * price] * 2
+    host = replace(Host.preset("workstation"), transforms=1000)
+    with lv.record(on="a100", host=host) as recording:
+        make()
+        torch.ones(1, device="cuda")
+    spans = [row.duration for row in recording.timeline.rows() if row.name.startswith("torch.")]
+    assert spans == [price] * (price > 0)
+
+
+def test_labels_that_torch_collates_are_no_list_of_the_data_set():
+    took, _ = fetches(lambda number: number, 3, transforms=1000)
+    assert took == fetches(lambda number: number, 3, transforms=0)[0]
