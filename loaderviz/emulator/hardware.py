@@ -322,10 +322,13 @@ class Host(Hardware):
         head = ["[host]", f"name = {json.dumps(self.name)}", f"preset = {json.dumps(preset)}  # of all else"]
         return write(path, "\n".join([*head, *lines, ""]))
 
-    def work_time(self, nbytes: int, flops: int = 0) -> int:
-        """Return the time in ns in which one thread touches `nbytes` (reads and writes counted), or computes."""
+    def work_time(self, nbytes: int, flops: int = 0, work: int = 0) -> int:
+        """Return the time in ns in which one thread touches `nbytes` (reads and writes counted), or computes.
+
+        `work`: what it takes besides, on the processor of the tables [ns].
+        """
         math = ceil_div(flops * SECOND, self.flops) if self.flops else 0
-        return max(ceil_div(nbytes * SECOND, self.memory_bandwidth), math)
+        return max(ceil_div(nbytes * SECOND, self.memory_bandwidth), math, work * self.transforms // FULL)
 
     def list_time(self, count: int) -> int:
         """Return the time in ns in which `torch.tensor` reads so many numbers out of lists, one by one."""

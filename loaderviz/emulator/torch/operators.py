@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from loaderviz.emulator.device import Stream
-from loaderviz.emulator.hardware import Gpu
+from loaderviz.emulator.hardware import DATA, Gpu
 from loaderviz.emulator.kernels import (
     CLASS,
     PRODUCTS,
@@ -606,8 +606,8 @@ def _tensors(session: Session, args: Any, kwargs: Any = None) -> tuple[Tensors, 
         return tensors, list(map(tag_of, tensors))
 
 
-def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[int, int]:
-    """Return the bytes that an operator on the host reads and writes, and its FLOPs as torch counts them."""
+def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[int, int, int]:
+    """Return the bytes that an operator on the host reads and writes, its FLOPs as torch counts, other work [ns]."""
     tensors = _collected(args, kwargs)
     made = [output for output in _outputs(result) if all(output is not tensor for tensor in tensors)]
     if CLASS.get(operator.base) == "gather":  # it reads as much of its source as it hands out
@@ -616,7 +616,9 @@ def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[
     if operator.base == "multinomial":  # each draw halves the sums of the weights, from one cache line to another
         nbytes += result.numel() * args[0].shape[-1].bit_length() * CACHE_LINE
     counter = flop_registry.get(operator.packet) if operator.multiplies else None
-    return nbytes, int(counter(*args, **kwargs, out_val=result)) if counter else 0
+    flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
+    each = DATA["operators"].get(operator.base, 0)
+    return nbytes, flops, each * max((t.numel() for t in (*tensors, *made)), default=0) // 1000 if each else 0
 
 
 def _outputs(result: Any) -> Tensors:

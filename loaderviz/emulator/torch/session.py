@@ -376,13 +376,13 @@ class Session(HostThread, TensorMemory):
         if not self.fetching and (self.priced or not self.measured):
             self.runtime.now += self.runtime.host.python
 
-    def host_operator(self, name: str, nbytes: int, flops: int = 0, batch: int = -1) -> None:
-        """Count a CPU operator on the main thread: dispatch, and bytes or FLOPs, whichever takes longer."""
+    def host_operator(self, name: str, nbytes: int, flops: int = 0, work: int = 0, *, batch: int = -1) -> None:
+        """Count a CPU operator on the main thread: dispatch, and bytes, FLOPs or work, whichever takes longest."""
         if self.fetching:
             return
         self.mark_source(batch)
         host, start = self.runtime.host, self.runtime.now
-        work = host.dispatch + host.work_time(nbytes, flops // max(1, host.cores))
+        work = host.dispatch + host.work_time(nbytes, flops // max(1, host.cores), work)
         self.scheduler.works(work, gil=False)
         self.runtime.note(start, name)
         if flops:

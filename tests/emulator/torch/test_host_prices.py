@@ -415,3 +415,24 @@ def test_what_is_read_out_of_lists_costs_each_number_in_a_fetch_and_in_the_loop(
 def test_labels_that_torch_collates_are_no_list_of_the_data_set():
     took, _ = fetches(lambda number: number, 3, transforms=1000)
     assert took == fetches(lambda number: number, 3, transforms=0)[0]
+
+
+ROUNDED = 4  # ns: what bytes take is rounded up, for each operator of the two samples
+SLOW_ONES = {
+    "sort": (lambda x: x.sort(), 47),
+    "random numbers": (lambda x: torch.rand(1000), 3.6),
+    "an order": (lambda x: torch.randperm(1000), 8.9),
+    "classes": (lambda x: torch.unique(x, return_inverse=True), 43),
+    "a mask": (lambda x: torch.where(x > 500, x, 0.0), 2.8),
+    "rows": (lambda x: x.view(10, 100).topk(5), 5),
+    "noise": (lambda x: x.clone().normal_(), 2.7),
+}
+
+
+@pytest.mark.parametrize("name", SLOW_ONES)
+def test_an_operator_that_takes_longer_than_its_bytes_has_a_price_a_number_in_a_fetch_and_in_the_loop(name):
+    work, each = SLOW_ONES[name]
+    priced, free = (fetches(work, torch.arange(1000.0), transforms=number)[0] for number in (1000, 0))
+    assert [a - b for a, b in zip(priced, free, strict=True)] == pytest.approx([2 * each * 1000] * 2, abs=ROUNDED)
+    loops = [host_time(lambda _: work(torch.arange(1000.0)), replace(FREE, transforms=number)) for number in (1000, 0)]
+    assert loops[0] - loops[1] == pytest.approx(each * 1000, abs=ROUNDED)
