@@ -2113,3 +2113,59 @@ def test_a_tensor_that_is_made_of_a_list_in_each_step_is_named_by_its_line(host)
     line = inspect.currentframe().f_code.co_firstlineno + 7
     assert first.kind == "other-work-in-loop" and f"test_advice.py:{line} takes" in first.evidence
     assert "(torch.tensor, " in first.evidence
+
+
+class Rows(Dataset):
+    """So many samples of so many numbers of a type; each is made anew."""
+
+    def __init__(self, count, numbers, dtype):
+        self.count, self.row = count, torch.rand(numbers, dtype=torch.float64).to(dtype)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return self.row + 1
+
+
+def pinned_by_one_thread(dtype, count=640, numbers=96 * 96):
+    def train():
+        net = torch.nn.Linear(numbers, 8).cuda()
+        for x in DataLoader(Rows(count, numbers, dtype), 32, num_workers=4, pin_memory=True):
+            backward(net, x.cuda(non_blocking=True).float())
+
+    return lv.record(on="a100", host="workstation"), train
+
+
+def test_what_fewer_bytes_may_gain_of_a_full_pin_thread_bounds_what_they_gain():
+    timelines = []
+    for dtype in (torch.float64, torch.uint8):
+        recording, train = pinned_by_one_thread(dtype)
+        with recording:
+            train()
+        timelines.append(recording.timeline)
+    found = {each.kind: each for each in lv.advise(timelines[0])}["waiting-for-data"]
+    assert "the pin thread" in found.evidence and "(R45)" in found.evidence and "fewer bytes" in found.change
+    wide, narrow = (lv.summarize(each).step for each in timelines)
+    assert 0.3 * wide < wide - narrow <= found.expected_gain.per_step
+
+
+def with_blocks(sizes, keep):
+    kept = []
+    with lv.record(on="a100", host="workstation") as recording:
+        net = torch.nn.Linear(100, 10).cuda()
+        optimizer = torch.optim.SGD(net.parameters())
+        for (x,), size in zip(DataLoader(TensorDataset(torch.zeros(32 * len(sizes), 100)), 32), sizes, strict=True):
+            block = torch.zeros(size, 2**18, device="cuda")
+            kept += [block] * keep
+            del block
+            backward(net, x.cuda())
+            optimizer.step()
+    return {each.kind: each for each in lv.advise(recording.timeline)}
+
+
+def test_memory_that_grows_by_blocks_of_other_sizes_may_be_the_shapes_of_the_batches():
+    (told,) = (with_blocks(sizes, keep)["memory-grows"] for sizes, keep in [([12 + 3 * n for n in range(16)], False)])
+    assert "another size each time" in told.evidence and "keep the shapes of the batches equal" in told.change
+    same = with_blocks([24] * 16, True)["memory-grows"]
+    assert "size each time" not in same.evidence and same.change.startswith("# keep no tensors of old steps")

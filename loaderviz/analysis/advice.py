@@ -609,6 +609,8 @@ def waiting_for_data(facts: Evidence) -> Found:
     gain = facts.gain(facts.length(waits), "the waits for data", *floors, facts.workers_floor())
     within = intervals.covered_within(starved, facts.first, facts.last)
     seen, change, number = _behind(facts, gain, waits & (within > 0))
+    if change is FEWER_BYTES:  # the pin thread has less to do then, and so have the workers
+        gain = facts.gain(facts.length(waits), "the waits for data", *floors[:2])
     time = duration(facts, intervals.length(starved))
     idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
     finding = Finding(
@@ -805,7 +807,8 @@ _SYNCHRONIZES = {  # what to change, by what the host waits for
     ),
     "result": (
         "# leave results on the GPU and bring them once, after the loop, such as: total += loss.detach()\n"
-        "# or compute and read them in every 20th step only"
+        "# or compute and read them in every 20th step only;\n"
+        "# a length or a count of the batch can be computed on the host, before the batch is copied"
     ),
     "finite": (
         "# clip_grad_norm_(..., error_if_nonfinite=False), which is the default: to raise an error at once, the host\n"
@@ -899,17 +902,23 @@ def memory_grows(facts: Evidence) -> Finding | None:
     calls = facts.growing
     if not calls.any():
         return None
-    nbytes = int(facts.timeline.nbytes[calls].clip(0).sum())
-    grown = f", {words.size(nbytes / (facts.steps or 1))} a step" if nbytes else ""
-    work = facts.covered(calls)
+    sizes = facts.timeline.nbytes[calls].clip(0)
+    grown = f", {words.size(sizes.sum() / (facts.steps or 1))} a step" if sizes.any() else ""
+    work, change = facts.covered(calls), KEEP_NONE
+    if 2 * len(np.unique(sizes)) > len(sizes) > 2:  # what a loop keeps, it keeps in blocks of few sizes
+        grown += ", and asks for another size each time"
+        change = f"# keep the shapes of the batches equal: a block of another size does not fit\n{KEEP_NONE}"
     return Finding(
         "memory-grows",
         f"the loop needs more memory of the GPU step after step{grown}: {words.count(int(calls.sum()), 'call')} of "
         f"{', '.join(names_of(facts, calls))} ({where(facts, calls)}), and nothing is given back: at last it is full",
-        "# keep no tensors of old steps, such as a list of outputs, or a sum of losses: total += loss.detach()",
+        change,
         facts.bound(intervals.length(work), "these calls", host=work),
         subject=_MEMORY,
     )
+
+
+KEEP_NONE = "# keep no tensors of old steps, such as a list of outputs, or a sum of losses: total += loss.detach()"
 
 
 def workers_grow(facts: Evidence) -> Finding | None:
@@ -1159,7 +1168,7 @@ def other_work_in_loop(facts: Evidence) -> Found:
         place, mine = seen[0][0], np.zeros_like(mine)
     what = "what the host does outside of torch" if is_seen else "what this line takes"
     gain = facts.bound(intervals.length(within), what, host=within)
-    names = ", ".join(names_of(facts, mine & (facts.last > facts.first), longest=True)[:2])
+    names = ", ".join(names_of(facts, mine & (facts.last > facts.first), when)[:2])
     return Finding(
         "other-work-in-loop",
         f"{place} takes {duration(facts, time)} of the host's time while the GPU has nothing to do, in "
@@ -1396,6 +1405,9 @@ def _pin_thread_is_full(facts: Evidence) -> bool:
     return facts.busy(pin) > max(busy * len(workers) / places, SATURATED)
 
 
+FEWER_BYTES = "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU"
+
+
 def _workers(facts: Evidence, number: int | None) -> dict[str, Any]:
     return {"workers": number} | ({"pinned": True} if _pin(facts) else {}) if number else {}
 
@@ -1412,8 +1424,8 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
     waiting = busy * len(workers) <= places < len(workers)  # one that waits for an emulated core does not look busy
     busy = busy * len(workers) / places if waiting else busy
     if _pin_thread_is_full(facts):
-        seen += f", the pin thread pins {words.share(facts.busy(pin))} of it, and there is only one (R45)"
-        return seen, "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU", None
+        seen += f", the pin thread pins for {words.share(facts.busy(pin))} of it, and there is only one (R45)"
+        return seen, FEWER_BYTES, None
     place, queued = facts.fetch_lines(Cause.THREAD)
     if queued > QUEUED and busy > NEARLY:
         return (
@@ -1445,13 +1457,21 @@ def _seldom(facts: Evidence, seen: str, waits: Mask, nearly: bool) -> tuple[str,
             return None
         return f"{seen}{late}, and some batches take far longer: others are ready, and have to wait for them", AS_READY
     if not few and facts.length(waits) > OFTEN_BEHIND * facts.window:
-        if nearly and facts.more_workers:
-            return None
-        return f"{seen}, and still the loop waits in most steps: for a while before them they did not fetch", ""
+        return None if nearly and facts.more_workers else _often(facts, seen, waits)
     return (
         f"{seen}{late}: they have time left, and the loop waits only now and then, as at the beginning of an epoch",
         "",
     )
+
+
+def _often(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
+    """Say who keeps the loop waiting in most steps while the workers have time left: the pin thread, if it works."""
+    pinning = intervals.intersect(facts.covered(facts.timeline.where(Kind.PIN) & ~facts.loop), facts.covered(waits))
+    if 2 * intervals.length(pinning) > facts.length(waits):
+        share = words.share(intervals.length(pinning) / facts.length(waits))
+        told = f"for {share} of its waits the pin thread, of which there is only one, copies the batch (R45)"
+        return f"{seen}, and still the loop waits in most steps: {told}", FEWER_BYTES
+    return f"{seen}, and still the loop waits in most steps: before these waits they do not fetch for a while", ""
 
 
 def _pin(facts: Evidence) -> str:

@@ -1074,10 +1074,11 @@ def in_few_steps(facts: Evidence, mask: Mask) -> tuple[str, str]:
     return seen, f"{cut}a warm-up is paid once"
 
 
-def names_of(facts: Evidence, mask: Mask, *, longest: bool = False) -> list[str]:
-    """The names of these spans, the most frequent first, or else those that take the longest in all."""
+def names_of(facts: Evidence, mask: Mask, within: Intervals | None = None) -> list[str]:
+    """The names of these spans, the most frequent first, or else those that take most of the time `within`."""
     numbers, which = np.unique(facts.timeline.name[mask], return_inverse=True)
-    weights = np.bincount(which, (facts.last - facts.first)[mask] if longest else None)
+    times = None if within is None else intervals.covered_within(within, facts.first[mask], facts.last[mask])
+    weights = np.bincount(which, times)
     return [facts.timeline.names[number] for number in numbers[np.argsort(-weights, kind="stable")]]
 
 

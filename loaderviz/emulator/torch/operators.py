@@ -617,8 +617,11 @@ def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[
         nbytes += result.numel() * args[0].shape[-1].bit_length() * CACHE_LINE
     counter = flop_registry.get(operator.packet) if operator.multiplies else None
     flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
-    each = DATA["operators"].get(operator.base, 0)
-    return nbytes, flops, each * max((t.numel() for t in (*tensors, *made)), default=0) // 1000 if each else 0
+    if each := DATA["operators"].get(operator.base, 0):  # a mask of few numbers chooses whole rows, which are copied
+        each *= max(
+            (part.numel() for part in (tensors[:1] if operator.base == "where" else (*tensors, *made))), default=0
+        )
+    return nbytes, flops, each // 1000
 
 
 def _outputs(result: Any) -> Tensors:
