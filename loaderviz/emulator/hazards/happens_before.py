@@ -68,9 +68,8 @@ class HappensBefore:
         """Note that the host puts work into `stream`; return its place."""
         clock = self._clocks[stream] if self._seen.get(stream) == self._host_version else self.clock(stream)
         number = clock[stream] = clock.get(stream, 0) + 1
-        if self.counterfactuals:
-            for other in self.counterfactuals.values():
-                other.enqueue(stream)
+        for other in self.counterfactuals.values():
+            other.enqueue(stream)
         if self.threads:
             self.threads.enqueue(stream, number)
         return stream, number
@@ -196,13 +195,6 @@ class Cell:
     def __init__(self, start: int, end: int, writes: dict[int, LastAccess], reads: dict[int, LastAccess]) -> None:
         self.start, self.end, self.writes, self.reads = start, end, writes, reads
 
-    def is_of(self, stream: int) -> bool:
-        """Tell whether nobody but `stream` has touched it."""
-        writes, reads = self.writes, self.reads
-        return (not writes or (len(writes) == 1 and stream in writes)) and (
-            not reads or (len(reads) == 1 and stream in reads)
-        )
-
 
 class AddressMap:
     """Cells by address. They do not overlap; addresses never touched have none."""
@@ -226,51 +218,21 @@ class AddressMap:
             found.append(self._add(position, end))
         return found
 
-    def read(self, start: int, end: int, stream: int, access: LastAccess) -> bool:
-        """Add a read to one cell that nobody but `stream` writes to; return False if there is no such cell."""
-        cell = self._cells.get(start)
-        if cell is None or cell.end != end:
-            return False
-        writes = cell.writes
-        if writes and (len(writes) > 1 or stream not in writes):
-            return False
-        cell.reads[stream] = access
-        return True
+    def alone(self, start: int, end: int, stream: int, access: LastAccess) -> bool:
+        """Add an access to one cell that races with nothing there; return False if that has to be looked at.
 
-    def overwrite(self, start: int, end: int, stream: int, access: LastAccess) -> bool:
-        """Make one cell, with this write, of what nobody but `stream` has touched; return False if somebody has.
-
-        With `read`, that is most of what a training loop does: no other stream has to do with its parameters, and
-        where a tensor is made, there lay one of the same stream before, perhaps of another size.
+        Nobody but `stream` writes to the cell, nor, where this is a write, reads it. That is most of what a training
+        loop does: no other stream has to do with its parameters.
         """
-        starts, cells = self._starts, self._cells
-        cell = cells.get(start)
-        if cell is not None and cell.end == end:
-            if not cell.is_of(stream):
-                return False
+        cell = self._cells.get(start)
+        if cell is None or cell.end != end or not cell.writes.keys() <= {stream}:
+            return False
+        if not access.writes:
+            cell.reads[stream] = access
+        elif cell.reads.keys() <= {stream}:
             cell.writes, cell.reads = {stream: access}, {}
-            return True
-        first = bisect_right(starts, start) - 1
-        if first < 0 or cells[starts[first]].end <= start:
-            first += 1
-        last = bisect_left(starts, end, first)
-        found = [cells[begin] for begin in starts[first:last]]
-        for cell in found:
-            if not cell.is_of(stream):
-                return False
-        edges = [start]
-        if found:
-            front, back = found[0], found[-1]
-            if back.end > end:
-                cells[end] = Cell(end, back.end, back.writes.copy(), back.reads.copy())
-                edges.append(end)
-            if front.start < start:
-                front.end = start
-                edges.insert(0, front.start)
-            for begin in starts[first + (front.start <= start) : last]:
-                del cells[begin]
-        cells[start] = Cell(start, end, {stream: access}, {})
-        starts[first:last] = edges
+        else:
+            return False
         return True
 
     def cells_in(self, start: int, end: int) -> list[Cell]:
