@@ -105,7 +105,8 @@ class BetweenThreads:
         """The running thread starts another one."""
         self._views[thread] = {stream: dict(clock) for stream, clock in self._view.items()}
         for ended in self._ended:
-            if _covers(self._view, ended[1]):
+            work = [(stream, *entry) for stream, clock in ended[1].items() for entry in clock.items()]
+            if all(self._view.get(stream, {}).get(source, 0) >= number for stream, source, number in work):
                 self._ended.remove(ended)
                 self._slots[thread] = ended[0]
                 return
@@ -122,11 +123,3 @@ class BetweenThreads:
 def _join(view: View, other: View) -> None:
     for stream, clock in other.items():
         join_clock(view.setdefault(stream, {}), clock)
-
-
-def _covers(view: View, other: View) -> bool:
-    return all(
-        view.get(stream, {}).get(source, 0) >= number
-        for stream, clock in other.items()
-        for source, number in clock.items()
-    )

@@ -72,9 +72,7 @@ class Linter:
         self._open: dict[int, list[tuple[Line, Command, Command | None]]] = {}  # by stream: nothing came yet
         self._held: list[tuple[Line, Command, Command | None, Command]] = []
 
-    def wait(
-        self, stream: Stream, record: Command | None, source: str, batch: int, marker: Command | None = None
-    ) -> None:
+    def wait(self, stream: Stream, record: Command | None, source: str, batch: int, marker: Command) -> None:
         """`stream` is about to wait, by `marker`, for the event recorded by `record` (None: it never was)."""
         line = self._waits.get(source)
         if line is None:
@@ -82,7 +80,7 @@ class Linter:
             line = self._waits[source] = Line(at)
         line.count += 1
         line.recorded = record is not None
-        if record is None or marker is None:
+        if record is None:
             line.empty += 1
             return
         line.other = record.stream.number

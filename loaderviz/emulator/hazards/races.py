@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from loaderviz import words
 from loaderviz.emulator.device import Command, Stream
 from loaderviz.emulator.hazards import UNSEEN, Access, Hazard, Hazards, Lints, RaceError, short, texts
-from loaderviz.emulator.hazards.between_threads import THREAD, BetweenThreads
+from loaderviz.emulator.hazards.between_threads import THREAD
 from loaderviz.emulator.hazards.happens_before import (
     HOST,
     AddressMap,
@@ -158,10 +158,6 @@ class Races:
         for cell in memory.cells(start, end):
             self._touch(cell, access, stream, clock, "early-read" if reads else "early-reuse")
         memory.join(start, end)
-
-    def divide(self) -> None:
-        """There will be several threads of the host."""
-        self.order.divide(BetweenThreads(self.order))
 
     def source_of(self, work: Command) -> int:
         """Return by whom the work that was just enqueued touches memory: its stream, and the thread that runs."""

@@ -158,7 +158,7 @@ class Scheduler:
             self.session.alone, self.session.stop = 0, None
             self.session.note(MODEL)
             if self.runtime.races:
-                self.runtime.races.divide()
+                self.runtime.order.divide(BetweenThreads(self.runtime.order))
             _thread.start_new_thread(self._watch, ())
         assert self.running
         return self.running
@@ -452,15 +452,15 @@ class Scheduler:
             known = {turn.ident for turn in self._turns}
             others = [thread for thread in threading.enumerate() if thread.ident not in known]
             if self.session.refused or not patience or not any(map(self.may_wake, others)):
-                self._problem = self.main.problem = self.session.refused or self._deadlock()
+                lines = [
+                    f"{turn.name} waits in {turn.why} at {turn.place or 'an unknown line'}" for turn in self._turns
+                ]
+                deadlock = DeadlockError("every thread of the program waits for another one: " + "; ".join(lines))
+                self._problem = self.main.problem = self.session.refused or deadlock
                 self._wanted = self.main
             else:
                 REAL_SLEEP(0.01)
         return self._next() or self._stuck()
-
-    def _deadlock(self) -> DeadlockError:
-        lines = [f"{turn.name} waits in {turn.why} at {turn.place or 'an unknown line'}" for turn in self._turns]
-        return DeadlockError("every thread of the program waits for another one: " + "; ".join(lines))
 
     def _watch(self) -> None:
         """Find a thread that waits where nobody sees it: for long it comes to no point, and uses no processor."""
