@@ -74,12 +74,8 @@ QUERIES, LONG_ROW = 128, 1024  # of one attention tile; elements of a softmax ro
 def kernel_times(gpu: Gpu, call: Call) -> Times:
     """Return the time [ns] of each kernel that an operator launches, the main one first."""
     kind = _class_of(call.op)
-    if kind == "foreach":
-        return _foreach(gpu, call)
-    if kind == "gemm":
-        return _gemm(gpu, call)
-    if kind == "convolution":
-        return _convolution(gpu, call)
+    if own := {"foreach": _foreach, "gemm": _gemm, "convolution": _convolution}.get(kind):
+        return own(gpu, call)
     main: int = _attention(gpu, call) if kind == "attention" else memory_time(gpu, access(kind, call), moved(call))
     return (main, *(gpu.kernels["elementwise"].floor,) * BESIDE.get(call.op, 0))
 

@@ -81,7 +81,11 @@ class ResidentLoader(DeviceLoader[Any]):
     ) -> None:
         super().__init__(device)
         self.batch_size = checked_count(batch_size, "batch_size", least=1)
-        self.shuffle = _checked_shuffle(shuffle)
+        if isinstance(shuffle, bool):  # as `DataLoader` users write it
+            shuffle = "samples" if shuffle else None
+        if shuffle not in SHUFFLES:
+            raise ValueError(f"shuffle must be one of {SHUFFLES}, got {shuffle!r}")
+        self.shuffle = shuffle
         if method not in METHODS:
             raise ValueError(f"method must be one of {METHODS}, got {method!r}")
         self.world_size = checked_count(world_size, "world_size", least=1)
@@ -235,15 +239,6 @@ class ResidentLoader(DeviceLoader[Any]):
                 "later epoch. Build the loader again from the original data, and either write x = x - ... in the "
                 "loop or pass copy=True"
             )
-
-
-def _checked_shuffle(shuffle: str | bool | None) -> str | None:
-    """Return one of SHUFFLES; True and False are what `DataLoader` users write."""
-    if isinstance(shuffle, bool):
-        return "samples" if shuffle else None
-    if shuffle not in SHUFFLES:
-        raise ValueError(f"shuffle must be one of {SHUFFLES}, got {shuffle!r}")
-    return shuffle
 
 
 def _chosen_seed(seed: int | None, generator: torch.Generator | None) -> int:
