@@ -147,10 +147,18 @@ class Races:
         """
         if end <= start:
             return
-        if isinstance(work, HostWork):
-            self._host_access(LastAccess(0, work, writes, shape, dtype, block), start, end)
+        memory = self.memory
+        if isinstance(work, HostWork):  # what it enqueues later comes after, so it need not be remembered
+            access, clock = (
+                LastAccess(0, work, writes, shape, dtype, block),
+                (self.order.threads or self.order).clock(HOST),
+            )
+            for cell in memory.cells_in(start, end):
+                self._compare(cell.writes, access, HOST, clock, "early-refill" if writes else "early-host-read")
+                self._compare(cell.reads if writes else {}, access, HOST, clock, "early-refill")
+            memory.join(start, end)
             return
-        memory, stream = self.memory, self.source_of(work)
+        stream = self.source_of(work)
         access = tuple.__new__(LastAccess, (work.sequence, work, writes, shape, dtype, block))  # by far the most
         if memory.alone(start, end, stream, access):
             return
@@ -186,14 +194,6 @@ class Races:
                 self._report("early-reuse" if reused else kind, before, access, other)
             elif self.order.counterfactuals:
                 self.order.need(stream, (other, before.sequence))
-
-    def _host_access(self, access: LastAccess, start: int, end: int) -> None:
-        """The host reads or writes pinned memory: what it enqueues later comes after, so it need not be remembered."""
-        clock = (self.order.threads or self.order).clock(HOST)
-        for cell in self.memory.cells_in(start, end):
-            self._compare(cell.writes, access, HOST, clock, "early-refill" if access.writes else "early-host-read")
-            self._compare(cell.reads if access.writes else {}, access, HOST, clock, "early-refill")
-        self.memory.join(start, end)
 
     def changed_unseen(self, copy: LastAccess, found_by: HostWork) -> None:
         """Pinned bytes are not what they were when `copy` was queued to read (or fill) them; nobody told of it."""

@@ -229,7 +229,7 @@ class Scheduler:
         """The thread that runs has so many ns to do: Python, which needs the interpreter's lock, or C without it."""
         if self.here() is None:
             self.runtime.now += duration
-        elif gil and self.gil.exists:
+        elif gil and self.gil.interval:
             while duration > 0:
                 piece = self.gil.piece(duration)
                 self.runtime.now += piece
