@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, cast
@@ -431,17 +431,16 @@ def _card(key: str, architecture: str, link: str, bandwidth: int, memory: str, *
     )  # fmt: skip
 
 
-def _host(name: str, numbers: Sequence[int]) -> Host:
-    own = _sources(DATA["host"]["own"].get(name, {}))
-    return Host(name, **dict(zip(DATA["host"]["numbers"], numbers, strict=True)), sources=own)
-
-
 DATA = table("hardware")
 GPU_SOURCES, HOST_SOURCES = (_sources(DATA[kind]["sources"]) for kind in ("gpu", "host"))
 KERNELS: dict[str, Kernels] = _kernels()
 GPUS: dict[str, Gpu] = {key: _card(key, *row) for key, row in DATA["gpu"]["cards"].items()}
 HOSTS: dict[str, Host] = {
-    name: _host(name, column)
+    name: Host(
+        name,
+        **dict(zip(DATA["host"]["numbers"], column, strict=True)),
+        sources=_sources(DATA["host"]["own"].get(name, {})),
+    )
     for name, column in zip(DATA["host"]["names"], zip(*DATA["host"]["numbers"].values(), strict=True), strict=True)
 }
 

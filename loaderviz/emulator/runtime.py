@@ -238,7 +238,7 @@ class Runtime:
         self._call(name, self.host.query)
         over = self.is_over(target)
         if over and learn:  # the host has learnt it, as by a synchronise
-            self.order.host_wait(target.clock if isinstance(target, Event) else self.order.snapshot(target.id))
+            self.order.wait(HOST, target.clock if isinstance(target, Event) else self.order.snapshot(target.id))
         return over
 
     def is_over(self, target: Event | Stream | Command) -> bool:
@@ -279,7 +279,7 @@ class Runtime:
         if target is None:
             self.order.host_wait_all()
         elif learn:
-            self.order.host_wait(self.order.snapshot(target.id) if isinstance(target, Stream) else target.clock)
+            self.order.wait(HOST, self.order.snapshot(target.id) if isinstance(target, Stream) else target.clock)
 
     # Work
 
@@ -378,7 +378,7 @@ class Runtime:
         if blocking or (self.launch_blocking and direction != "d2d"):
             self.synchronize(stream)
         elif fills:
-            self.order.host_wait(self.order.snapshot(stream.id))
+            self.order.wait(HOST, self.order.snapshot(stream.id))
         return command
 
     def _touch(self, nbytes: int, staged: bool) -> int:

@@ -202,5 +202,5 @@ def test_threads_that_come_and_go_leave_nothing_behind():
         emulated.kernel(1, step % STREAMS, 0, False)
     emulated.run(0)
     assert len(emulated.order._slots) == THREADS
-    assert all(len(clock) <= STREAMS * THREADS for clock in emulated.order._view.values())
+    assert all(len(clock) <= STREAMS * THREADS for clock in emulated.order.clocks.values())
     assert len(emulated.order._ended) <= 1

@@ -42,21 +42,33 @@ class Snapshot(Clock):
         self.recorded: Recorded | None = None
 
 
-class HappensBefore:
-    """Vector clocks, one per stream and one for the host; and the same for each counterfactual."""
+class Clocks:
+    """Vector clocks, one per stream and one for the host."""
+
+    def __init__(self, clocks: dict[int, Clock]) -> None:
+        self.clocks = clocks
+
+    def clock(self, stream: int) -> Clock:
+        """Return the clock of a stream (or of the `HOST`) as it is now; it is not a copy."""
+        clock = self.clocks.setdefault(stream, {})
+        if stream != HOST:
+            join_clock(clock, self.clocks[HOST])
+        return clock
+
+    def is_ordered(self, stream: int, place: Place) -> bool:
+        """Tell whether what `stream` gets next runs after the work at `place`. `HOST` asks for the host."""
+        owner, number = place
+        return self.clock(stream).get(owner, 0) >= number
+
+
+class HappensBefore(Clocks):
+    """What is certain of the device's order; and the same for each counterfactual."""
 
     def __init__(self) -> None:
-        self._clocks: dict[int, Clock] = {HOST: {}}
-        self._seen: dict[int, int] = {}  # stream -> version of the host's clock that it has taken over
-        self._host_version = 0
+        super().__init__({HOST: {}})
         self.counterfactuals: dict[str, HappensBefore] = {}  # source line of waits -> the order without them
         self.needed: set[str] = set()  # lines that something relies on
         self.threads: BetweenThreads | None = None  # who of the host's threads knows what, where there are several
-
-    @property
-    def streams(self) -> list[int]:
-        """All that have a clock, and the `HOST`."""
-        return list(self._clocks)
 
     def divide(self, threads: BetweenThreads) -> None:
         """There will be several threads. From now on no wait is found to be needless: another thread may need it."""
@@ -66,7 +78,7 @@ class HappensBefore:
 
     def enqueue(self, stream: int) -> Place:
         """Note that the host puts work into `stream`; return its place."""
-        clock = self._clocks[stream] if self._seen.get(stream) == self._host_version else self.clock(stream)
+        clock = self.clock(stream)
         number = clock[stream] = clock.get(stream, 0) + 1
         for other in self.counterfactuals.values():
             other.enqueue(stream)
@@ -84,7 +96,10 @@ class HappensBefore:
         return snapshot
 
     def wait(self, stream: int, clock: Clock, line: str = "") -> None:
-        """Order everything that `stream` gets from now on after `clock`; not so in the counterfactual of its `line`."""
+        """Order everything that `stream` gets from now on after `clock`; not so in the counterfactual of its `line`.
+
+        What the `HOST` waits for comes before all that it enqueues later.
+        """
         join_clock(self.clock(stream), clock)
         for name, other in self.counterfactuals.items():
             if name != line:
@@ -92,39 +107,14 @@ class HappensBefore:
         if self.threads:
             self.threads.wait(stream, getattr(clock, "recorded", None), clock)
 
-    def host_wait(self, clock: Clock) -> None:
-        """Order the host, and so all that it enqueues later, after `clock`."""
-        join_clock(self._clocks[HOST], clock)
-        self._host_version += 1
-        for name, other in self.counterfactuals.items():
-            other.host_wait(_without(clock, name))
-        if self.threads:
-            self.threads.wait(HOST, getattr(clock, "recorded", None), clock)
-
     def host_wait_all(self) -> None:
         """A device synchronise: the host is ordered after every stream."""
-        for stream in self._clocks.keys() - {HOST}:
-            join_clock(self._clocks[HOST], self._clocks[stream])
-        self._host_version += 1
+        for clock in self.clocks.values():
+            join_clock(self.clocks[HOST], clock)
         for other in self.counterfactuals.values():
             other.host_wait_all()
         if self.threads:
             self.threads.host_wait_all()
-
-    def is_ordered(self, stream: int, place: Place) -> bool:
-        """Tell whether what `stream` gets next runs after the work at `place`. `HOST` asks for the host."""
-        owner, number = place
-        return self.clock(stream).get(owner, 0) >= number
-
-    def clock(self, stream: int) -> Clock:
-        """Return the clock of a stream (or of the `HOST`) as it is now; it is not a copy."""
-        if self._seen.get(stream) == self._host_version:
-            return self._clocks[stream]
-        clock = self._clocks.setdefault(stream, {})
-        if stream != HOST:
-            join_clock(clock, self._clocks[HOST])
-            self._seen[stream] = self._host_version
-        return clock
 
     # Which waits are needed
 
@@ -133,8 +123,7 @@ class HappensBefore:
         known = line in self.counterfactuals or line in self.needed
         if line and not known and not self.threads and len(self.counterfactuals) < COUNTERFACTUALS:
             other = self.counterfactuals[line] = HappensBefore()
-            other._clocks = {stream: dict(clock) for stream, clock in self._clocks.items()}
-            other._seen, other._host_version = dict(self._seen), self._host_version
+            other.clocks = {stream: dict(clock) for stream, clock in self.clocks.items()}
 
     def need(self, stream: int, place: Place) -> None:
         """What `stream` (or the `HOST`) does must come after `place`: the lines that see to it are needed."""

@@ -149,10 +149,8 @@ class Races:
             return
         memory = self.memory
         if isinstance(work, HostWork):  # what it enqueues later comes after, so it need not be remembered
-            access, clock = (
-                LastAccess(0, work, writes, shape, dtype, block),
-                (self.order.threads or self.order).clock(HOST),
-            )
+            access = LastAccess(0, work, writes, shape, dtype, block)
+            clock = (self.order.threads or self.order).clock(HOST)
             for cell in memory.cells_in(start, end):
                 self._compare(cell.writes, access, HOST, clock, "early-refill" if writes else "early-host-read")
                 self._compare(cell.reads if writes else {}, access, HOST, clock, "early-refill")
@@ -233,7 +231,7 @@ class Races:
             edge = self._last[pair] = self._missing.setdefault((*pair, line), MissingEdge(line))
             edge.times, edge.up_to = edge.times + 1, self.order.clock(pair[0]).get(pair[0], 0)
         threads = self.order.threads
-        apart = bool(threads and other and not threads.knows(other.id, source, first.sequence))
+        apart = bool(threads and other and not threads.is_ordered(other.id, (source, first.sequence)))
         edge.add(kind, Conflict(first, second, self.linter.last_wait(stream, other), apart))
         if self.raising:
             raise RaceError(self._hazard(edge))
