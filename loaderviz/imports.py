@@ -237,15 +237,6 @@ class _ToWorker(reduction.ForkingPickler):
         return NotImplemented
 
 
-def _imports_main() -> bool:
-    """Tell whether workers that are started anew can import what `__main__` defines."""
-    try:
-        told = multiprocessing.spawn.get_preparation_data("")
-    except AttributeError:  # a module that somebody made by hand has no `__spec__`
-        return False
-    return bool({"init_main_from_name", "init_main_from_path"} & told.keys())
-
-
 def _preload(module: str) -> None:
     """Let a fork server import once what each worker does, torch above all, if it was told nothing else."""
     if sys.platform == "linux":
@@ -267,7 +258,11 @@ def starting(workers: int, module: str) -> Iterator[None]:
     """
     before = set(multiprocessing.active_children())
     _preload(module)
-    pickler = reduction.ForkingPickler if _imports_main() else _ToWorker
+    told = dict[str, Any]()  # by which workers that are started anew import what `__main__` defines
+    with contextlib.suppress(AttributeError):  # a module that somebody made by hand has no `__spec__`
+        told = multiprocessing.spawn.get_preparation_data("")
+    imports_main = {"init_main_from_name", "init_main_from_path"} & told.keys()
+    pickler = reduction.ForkingPickler if imports_main else _ToWorker
     try:
         with held(reduction, "ForkingPickler", pickler), signals_held():
             yield

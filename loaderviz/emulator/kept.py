@@ -79,17 +79,13 @@ class _Popen:
         """The process may be another worker by now."""
 
 
-class _Foreign(Exception):
-    """A worker gets something that a program defines."""
-
-
 class _Own(reduction.ForkingPickler):
-    """Pickles what a worker gets, unless a program defines a part of it."""
+    """Pickles what a worker gets, unless a program defines a part of it: that is a `TypeError`."""
 
     def reducer_override(self, value: Any) -> Any:
         named = value if isinstance(value, (type, FunctionType)) else type(value)
         if str(named.__module__).partition(".")[0] not in KNOWN:
-            raise _Foreign
+            raise TypeError(named)
         return NotImplemented
 
 

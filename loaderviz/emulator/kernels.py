@@ -271,11 +271,6 @@ class Convolution(NamedTuple):
     groups: int
     flops: int  # of one pass
 
-    @property
-    def width(self) -> int:
-        """The input channels of a group."""
-        return self.channels // self.groups
-
 
 def shape_of(call: Call) -> Convolution:
     """Return what matters of a convolution's shapes; of a backward the first array is the gradient of the result."""
@@ -305,7 +300,7 @@ def _convolution(gpu: Gpu, call: Call) -> Times:
     # Few channels have no tensor cores: in traces about a third of fp32's rate, whatever the precision.
     peak = getattr(gpu, "fp32" if kind.startswith(("conv_few", "conv_depthwise")) else call.precision) * kernel.peak
     if kind == "conv_groups":
-        peak = peak * isqrt(100 * shape.width) // 10
+        peak = peak * isqrt(100 * (shape.channels // shape.groups)) // 10
     written = [array.shape for array in call.writes if len(array.shape) >= 3]
     passes = max(1, len(written)) if backward else 1
     math = ceil_div(shape.flops * SECOND * FULL, peak) if peak else 0

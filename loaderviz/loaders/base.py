@@ -333,22 +333,19 @@ class CopyingLoader(DeviceLoader[Batch]):
         if not resuming:
             self._random = None if self._has_state() else random_state(self.loader, with_default=True)
             self._source_state = self._state_now()
-        if resuming and not self._has_state():
-            saved = self._random
-            if saved is not None and saved["default"] is None:  # it was saved between two epochs
-                self._random = {**saved, "default": torch.get_rng_state()}
-            # A shuffling source may draw its order with its first batch only, so that one belongs to the replay.
-            with replaying(self.loader, saved):
-                iterator = iter(self.loader)
-                for done in range(first):
-                    if next(iterator, _END) is _END:
-                        raise RuntimeError(
-                            f"the state was saved after {first} batches, but the source ended after {done}: is it the "
-                            "same data set with the same batch size?"
-                        )
-                batch = next(iterator, _END)
-        else:
+        replays = resuming and not self._has_state()
+        saved = self._random if replays else None
+        if saved is not None and saved["default"] is None:  # it was saved between two epochs
+            self._random = {**saved, "default": torch.get_rng_state()}
+        # A shuffling source may draw its order with its first batch only, so that one belongs to the replay.
+        with replaying(self.loader, saved):
             iterator = iter(self.loader)
+            for done in range(first if replays else 0):
+                if next(iterator, _END) is _END:
+                    raise RuntimeError(
+                        f"the state was saved after {first} batches, but the source ended after {done}: is it the "
+                        "same data set with the same batch size?"
+                    )
             batch = next(iterator, _END)
         try:
             for index in itertools.count(first):

@@ -345,11 +345,8 @@ def check_memory(parts: Sequence[Tensor], device: torch.device, extra: int, advi
     """
     if device.type != "cuda":
         return
-    try:
-        free, total = torch.cuda.mem_get_info(device)
-    except (AssertionError, RuntimeError):
-        require_device(device)
-        raise
+    require_device(device)
+    free, total = torch.cuda.mem_get_info(device)
     to_move = sum(part.numel() * part.element_size() for part in parts if part.device.type != "cuda")
     if to_move + extra > free:
         raise MemoryError(

@@ -194,9 +194,6 @@ class AddressMap:
 
     def cells(self, start: int, end: int) -> Sequence[Cell]:
         """Return the cells that make up `start` to `end` exactly; they are split or made where needed."""
-        cell = self._cells.get(start)
-        if cell is not None and cell.end == end:
-            return (cell,)
         found, position = [], start
         for cell in self.cells_in(start, end):
             if position < cell.start:

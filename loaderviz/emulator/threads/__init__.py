@@ -20,7 +20,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -471,7 +471,9 @@ class Scheduler:
             if turn is None or self.points != before or len(self._turns) < 2:
                 before, still, busy = self.points, 0, 0
                 continue
-            used = processor_time_of(turn.ident)
+            used = None  # where the system does not tell another thread's processor time
+            with suppress(AttributeError, OSError):
+                used = time.clock_gettime_ns(time.pthread_getcpuclockid(turn.ident))  # type: ignore[attr-defined,unused-ignore]
             works, work = used is None or used - work > WORKS, used or 0
             still, busy = (0, busy + 1) if works else (still + 1, busy)
             if (still >= STUCK or busy >= SPINS) and self.running is turn and self.points == before:
@@ -514,11 +516,3 @@ class Scheduler:
 
 REAL_SLEEP = time.sleep  # a recording has another one
 STUCK_OUTSIDE = 3000  # hundredths of s in which a thread outside the recording may end the wait of all
-
-
-def processor_time_of(ident: int) -> int | None:
-    """Return the processor time of a thread [ns]; None where the system does not tell another thread's."""
-    try:
-        return time.clock_gettime_ns(time.pthread_getcpuclockid(ident))  # type: ignore[attr-defined,unused-ignore]
-    except (AttributeError, OSError):
-        return None
