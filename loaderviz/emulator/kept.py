@@ -50,7 +50,6 @@ class _Popen:
     """Stands for a process while it is one worker: for multiprocessing it ends when the worker's work does."""
 
     def __init__(self, process: Process) -> None:
-        self._process = process
         self.returncode: int | None = None
         self._real, self._link = process
 
@@ -64,7 +63,7 @@ class _Popen:
                 if self._link.poll():
                     self._link.recv_bytes()
                     self.returncode = 0
-                    _idle.append(self._process)
+                    _idle.append((self._real, self._link))
             except (EOFError, OSError):
                 self.returncode = self._real.wait(GRACE)
         return self.returncode

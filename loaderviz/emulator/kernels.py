@@ -180,7 +180,11 @@ def _gemm_class(call: Call) -> str:
     if min(m, n) <= 1:
         return "gemv"
     first, second = [array for array in call.reads if len(array.shape) in (1, 2, 3)][-2:]
-    return f"gemm_{call.precision}{_alignment(call.precision, _leading(first, k), _leading(second, n), n)}"
+    rows, whole = (_leading(first, k), _leading(second, n), n), ALIGNED.get(call.precision, 1)
+    if not any(row % whole for row in rows):  # each has whole 16 bytes
+        return f"gemm_{call.precision}"
+    words = call.precision == "fp16" and not any(row % 2 for row in rows)
+    return f"gemm_{call.precision}{'_align2' if words else '_align1'}"
 
 
 def _gemm(gpu: Gpu, call: Call) -> Times:
@@ -211,14 +215,6 @@ def _product(
         if not best or sum(times) < sum(best):
             best = times
     return best
-
-
-def _alignment(precision: Precision, *rows: int) -> str:
-    """Return "" for rows of whole 16 bytes, "_align2" for whole words of fp16, "_align1" for others."""
-    whole = ALIGNED.get(precision, 1)
-    if not any(row % whole for row in rows):
-        return ""
-    return "_align2" if precision == "fp16" and not any(row % 2 for row in rows) else "_align1"
 
 
 @lru_cache(4096)

@@ -163,9 +163,8 @@ class Block(_Block):
     def __init__(
         self, pool: object, address: int, size: int, requested: int, stream: Stream, cache: Cache, state: int = LIVE
     ) -> None:
-        self.pool, self.address, self.size, self.requested, self.stream = pool, address, size, requested, stream
-        self.state, self.pending, self.streams = state, 0, NO_STREAMS
-        self._cache = cache  # where it goes when it is free
+        super().__init__(pool, address, size, requested, state)
+        self.stream, self._cache = stream, cache  # the latter is where it goes when it is free
         self._before: Block | None = None  # the neighbours in the segment
         self._after: Block | None = None
 
@@ -192,6 +191,11 @@ class _Pool(ABC):
         self.ooms = 0
         self._next_address = first_address
         self._deferred: dict[int, deque[tuple[Event, Any]]] = {}  # freed too early, oldest first; by stream, or all
+
+    def _note(self, block: _Block, stream: Stream, call: str, owner: Stream | None = None) -> None:
+        self._check(block, call)
+        if block.size and stream is not owner:
+            block.streams = {**block.streams, stream.id: stream}
 
     def _check(self, block: _Block, call: str) -> None:
         if block.pool is not self:
@@ -292,9 +296,7 @@ class DevicePool(_Pool):
 
     def record_stream(self, block: Block, stream: Stream) -> None:
         """Note that `stream` uses the block, so that `free` waits for it (R36). The owning stream needs no note."""
-        self._check(block, "record_stream")
-        if stream is not block.stream and block.size:
-            block.streams = {**block.streams, stream.id: stream}
+        self._note(block, stream, "record_stream", block.stream)
 
     def empty_cache(self) -> int:
         """Wait for recorded streams, `cudaFree` each free segment (waits, R13); return the bytes given back."""
@@ -475,9 +477,7 @@ class PinnedPool(_Pool):
 
     def use(self, block: PinnedBlock, stream: Stream) -> None:
         """Note that an asynchronous copy in `stream` reads or writes the block (R29, R41). Costs no time."""
-        self._check(block, "use")
-        if block.size:
-            block.streams = {**block.streams, stream.id: stream}
+        self._note(block, stream, "use")
 
     def _release(self, block: PinnedBlock) -> None:
         block.state = FREED

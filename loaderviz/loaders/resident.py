@@ -95,7 +95,17 @@ class ResidentLoader(DeviceLoader[Any]):
         self.block_size = checked_count(
             max(1, self.batch_size // 8) if block_size is None else block_size, "block_size", least=1
         )
-        self.seed = _chosen_seed(seed, generator)
+        if generator is None:
+            self.seed = 0 if seed is None else checked_count(seed, "seed", least=0)
+        elif seed is not None:
+            raise ValueError("pass either seed or generator, not both: the seed is drawn from the generator")
+        elif generator.device.type != "cpu":
+            raise ValueError(
+                f"generator must be on the CPU, got one on {generator.device}: the order is drawn on the host, so that "
+                "it is the same on every device"
+            )
+        else:
+            self.seed = int(torch.randint(2**48, (), generator=generator, device="cpu"))
         self.drop_last, self.method, self.copy, self.transform = bool(drop_last), method, copy, transform
         self._store(tensors_of(data))
 
@@ -239,20 +249,6 @@ class ResidentLoader(DeviceLoader[Any]):
                 "later epoch. Build the loader again from the original data, and either write x = x - ... in the "
                 "loop or pass copy=True"
             )
-
-
-def _chosen_seed(seed: int | None, generator: torch.Generator | None) -> int:
-    """Return the seed itself, or one drawn from the generator; 0 if neither is given."""
-    if generator is None:
-        return 0 if seed is None else checked_count(seed, "seed", least=0)
-    if seed is not None:
-        raise ValueError("pass either seed or generator, not both: the seed is drawn from the generator")
-    if generator.device.type != "cpu":
-        raise ValueError(
-            f"generator must be on the CPU, got one on {generator.device}: the order is drawn on the host, so that "
-            "it is the same on every device"
-        )
-    return int(torch.randint(2**48, (), generator=generator, device="cpu"))
 
 
 # Which sample goes into which batch: the order of an epoch is drawn by a CPU generator seeded with seed + epoch, as
