@@ -237,15 +237,6 @@ class _ToWorker(reduction.ForkingPickler):
         return NotImplemented
 
 
-def _preload(module: str) -> None:
-    """Let a fork server import once what each worker does, torch above all, if it was told nothing else."""
-    if sys.platform == "linux":
-        from multiprocessing.forkserver import _forkserver
-
-        if _forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
-            multiprocessing.set_forkserver_preload(["__main__", module])
-
-
 @contextlib.contextmanager
 def starting(workers: int, module: str) -> Iterator[None]:
     """Let a DataLoader's workers start, which all import a module of ours.
@@ -257,7 +248,11 @@ def starting(workers: int, module: str) -> Iterator[None]:
     workers that had started by then. They are ended here: each holds what it inherited open, such as pipes.
     """
     before = set(multiprocessing.active_children())
-    _preload(module)
+    if sys.platform == "linux":  # a fork server imports once what each worker does, if it was told nothing else
+        from multiprocessing.forkserver import _forkserver
+
+        if _forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
+            multiprocessing.set_forkserver_preload(["__main__", module])
     told = dict[str, Any]()  # by which workers that are started anew import what `__main__` defines
     with contextlib.suppress(AttributeError):  # a module that somebody made by hand has no `__spec__`
         told = multiprocessing.spawn.get_preparation_data("")

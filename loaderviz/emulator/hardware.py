@@ -68,17 +68,15 @@ class Hardware:
         """
         presets: dict[str, Any] = GPUS if cls is Gpu else HOSTS
         if str(name).endswith((".json", ".toml")):
-            return cls._saved(Path(name))
+            return cls._saved(Path(name), presets)
         if not isinstance(name, str) or name.lower() not in presets:
             what, known = "GPU" if cls is Gpu else "host", ", ".join(sorted(presets))
             raise UnknownHardwareError(f"no {what} preset {name!r}; choose one of: {known}")
-        preset: Self = presets[name.lower()]
-        return preset
+        return cast(Self, presets[name.lower()])
 
     @classmethod
-    def _saved(cls, path: Path) -> Self:
+    def _saved(cls, path: Path, presets: dict[str, Any]) -> Self:
         """Return the machine of a file; raise `UnknownHardwareError` for any file that does not hold one."""
-        presets: dict[str, Any] = GPUS if cls is Gpu else HOSTS
         what = cls.__name__.lower()
         try:
             numbers = _object(_object(_read(path), "content").get(what), f"entry {what!r}")
@@ -96,8 +94,7 @@ class Hardware:
             if rows:
                 numbers["kernels"] = {**base.kernels, **{kind: Kernel(*row) for kind, row in rows.items()}}
             measured = dict.fromkeys(numbers, f"measured: {path.name}")
-            saved: Self = replace(base, **numbers, sources=base.sources | measured)
-            return saved
+            return cast(Self, replace(base, **numbers, sources=base.sources | measured))
         except (OSError, ValueError, RecursionError) as problem:
             said = "it is nested too deeply" if isinstance(problem, RecursionError) else problem
             raise UnknownHardwareError(f"{path} is not a file that `loaderviz calibrate` wrote: {said}") from problem

@@ -131,18 +131,14 @@ def _start(usual: Callable[[Any], Any], process: Any) -> Any:
         finally:
             context.set_spawning_popen(None)
         if kept is None:
-            return _Popen(_begin(usual, process))
+            here, there = Pipe()
+            process._target = functools.partial(serve, there, IDLE, process._target)
+            try:
+                return _Popen((usual(process), here))
+            finally:
+                there.close()
         if _takes(kept, handed.numbers, order.getvalue()):
             return _Popen(kept)
-
-
-def _begin(usual: Callable[[Any], Any], process: Any) -> Process:
-    here, there = Pipe()
-    process._target = functools.partial(serve, there, IDLE, process._target)
-    try:
-        return usual(process), here
-    finally:
-        there.close()
 
 
 def _takes(kept: Process, numbers: list[int], order: bytes) -> bool:

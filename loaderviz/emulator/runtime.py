@@ -30,7 +30,6 @@ from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, Timeli
 POOL_STREAMS = 32  # per priority (R15)
 PRIORITIES = (0, -3)  # lowest and highest; others are clamped (R18)
 PAGEABLE_ASYNC = 64 * 1024  # bytes: up to here a pageable H2D copy does not block the host (R12)
-WORDS = {cause: cause.words for cause in Cause}
 KERNEL = Kind.COMPUTE  # looking one up in the enum costs as much as ten such names
 # Of most rows: plain numbers, since a tuple of numbers and texts is none of the garbage collector's business.
 API, OPERATOR, NO_CAUSE = int(Kind.API), int(Kind.OPERATOR), int(Cause.NONE)
@@ -159,23 +158,16 @@ class Runtime:
         it (R14); PyTorch has none of them.
         """
         low, high = PRIORITIES
-        priority = max(high, min(low, priority))
-        if blocking:
-            return self._new_stream(priority, blocking=True)
+        priority, number = max(high, min(low, priority)), len(self.streams)
         pool = self._pools.setdefault(priority, deque())  # the one handed out last is at its end
-        if len(pool) < POOL_STREAMS:
-            pool.append(self._new_stream(priority))
+        if blocking or len(pool) < POOL_STREAMS:
+            stream = self.streams[number] = Stream(number, FIRST_POOL_NUMBER + number - 1, priority, blocking=blocking)
+            (self._blocking if blocking else pool).append(stream)
         else:
             pool.rotate(-1)
-        if self.races:
-            self.races.linter.stream_made(pool[-1], self.source)
-        return pool[-1]
-
-    def _new_stream(self, priority: int, *, blocking: bool = False) -> Stream:
-        number = len(self.streams)
-        stream = self.streams[number] = Stream(number, FIRST_POOL_NUMBER + number - 1, priority, blocking=blocking)
-        if blocking:
-            self._blocking.append(stream)
+            stream = pool[-1]
+        if self.races and not blocking:
+            self.races.linter.stream_made(stream, self.source)
         return stream
 
     def event(self, *, timing: bool = True) -> Event:
@@ -633,7 +625,7 @@ class Runtime:
                     until,
                     self.main,
                     Kind.WAIT,
-                    WORDS[cause],
+                    cause.words,
                     batch=self.batch,
                     cause=cause,
                     source=self.source,

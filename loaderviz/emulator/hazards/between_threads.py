@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from loaderviz.emulator.hazards.happens_before import HOST, Clock, Clocks, HappensBefore, join_clock
+from loaderviz.emulator.hazards.happens_before import Clock, Clocks, HappensBefore, join_clock
 
 Source = int  # a stream's id, and which thread put the work there
 THREAD = 1 << 20  # what a thread adds to a stream's id; one that has ended leaves its number to a later one
@@ -64,11 +64,6 @@ class BetweenThreads(Clocks):
         if event is None or self.is_ordered(event.source % THREAD, (event.source, event.number)):
             join_clock(self.clock(stream), event.clock if event else clock)
             self._told.pop(self._running, None)
-
-    def host_wait_all(self) -> None:
-        """It waits for the device, that is, for all that it knows to be there."""
-        for stream in self.clocks.keys() - {HOST}:
-            self.wait(HOST, None, self.clocks[stream])
 
     # What others know of it
 

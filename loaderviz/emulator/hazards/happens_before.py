@@ -109,12 +109,8 @@ class HappensBefore(Clocks):
 
     def host_wait_all(self) -> None:
         """A device synchronise: the host is ordered after every stream."""
-        for clock in self.clocks.values():
-            join_clock(self.clocks[HOST], clock)
-        for other in self.counterfactuals.values():
-            other.host_wait_all()
-        if self.threads:
-            self.threads.host_wait_all()
+        for stream in self.clocks.keys() - {HOST}:
+            self.wait(HOST, self.snapshot(stream))
 
     # Which waits are needed
 

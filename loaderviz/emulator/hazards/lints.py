@@ -74,10 +74,8 @@ class Linter:
 
     def wait(self, stream: Stream, record: Command | None, source: str, batch: int, marker: Command) -> None:
         """`stream` is about to wait, by `marker`, for the event recorded by `record` (None: it never was)."""
-        line = self._waits.get(source)
-        if line is None:
-            at = Access("cudaStreamWaitEvent", False, stream.number, batch=batch, source=source)
-            line = self._waits[source] = Line(at)
+        at = Access("cudaStreamWaitEvent", False, stream.number, batch=batch, source=source)
+        line = self._waits.setdefault(source, Line(at))
         line.count += 1
         line.recorded = record is not None
         if record is None:
