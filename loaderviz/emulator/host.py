@@ -18,8 +18,8 @@ import sys
 import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from io import FileIO
 from time import perf_counter_ns, process_time_ns
@@ -29,7 +29,6 @@ from weakref import WeakSet
 from loaderviz.batches import HAND_OUT, loading_lane
 from loaderviz.emulator.hardware import FULL, SECOND, Host, ceil_div
 from loaderviz.errors import LoadervizError
-from loaderviz.imports import held
 from loaderviz.machine import COARSE, Carried, fine_time_ns, switches, thread_time_ns, tick, waited
 from loaderviz.stations import SAMPLING
 from loaderviz.timeline import Cause, Kind
@@ -93,9 +92,14 @@ class ProcessorTime(threading.local):
         """Return the time, from an arbitrary begin."""
         return (fine_time_ns() if self._fine else thread_time_ns()) - self._collecting
 
-    def fine(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def fine(self) -> Iterator[None]:
         """Take a clock for short pieces meanwhile, where this one ticks coarsely: what is timed is done many times."""
-        return held(self, "_fine", tick() >= COARSE)
+        before, self._fine = self._fine, tick() >= COARSE
+        try:
+            yield
+        finally:
+            self._fine = before
 
     def watch(self, on: bool = True) -> None:
         """Begin, or end, to leave collections out; a second call changes nothing."""
