@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
 from enum import IntEnum
 from heapq import heappop, heappush
 
@@ -47,13 +46,6 @@ class Stream:
         self.last: Command | None = None  # the last command ever enqueued
         self.last_work: Command | None = None  # the same, markers left out
         self.awaited: dict[Stream, Command] = {}  # work that the next command waits for by an event, the last of each
-
-    def await_work(self, work: Iterable[Command]) -> None:
-        """Let the next command wait for this work; work of one stream ends in its order, so the last of it counts."""
-        for command in work:
-            known = self.awaited.get(command.stream)
-            if known is None or known.sequence < command.sequence:
-                self.awaited[command.stream] = command
 
 
 class Command:

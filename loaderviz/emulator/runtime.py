@@ -210,7 +210,10 @@ class Runtime:
         marker.deps = (event.record,)
         self._submit(marker)
         self.order.wait(stream.id, event.clock, self.source if judge else "")
-        stream.await_work(event.record.awaits)
+        for work in event.record.awaits:  # work of one stream ends in its order, so the last of it counts
+            known = stream.awaited.get(work.stream)
+            if known is None or known.sequence < work.sequence:
+                stream.awaited[work.stream] = work
 
     def wait_stream(self, stream: Stream, other: Stream, *, asked: bool = True) -> None:
         """`stream.wait_stream(other)`: an event recorded in `other` now, and a wait for it (R16)."""
@@ -360,8 +363,7 @@ class Runtime:
             if self.scheduler:
                 self.scheduler.wait_for_device(lambda: command.start >= 0)
             begun = self.device.run_to_start(command)
-            staged_at = begun + alone + beside - tail
-            self._block_until(max(begun, staged_at), Cause.STAGING)
+            self._block_until(max(begun, begun + alone + beside - tail), Cause.STAGING)
         elif fills and not blocking:
             self._block([command], Cause.STAGING)
         command.api = self.note(start, "cudaMemcpyAsync", API, nbytes, command.correlation)

@@ -232,7 +232,7 @@ class Races:
             edge.times, edge.up_to = edge.times + 1, self.order.clock(pair[0]).get(pair[0], 0)
         threads = self.order.threads
         apart = bool(threads and other and not threads.is_ordered(other.id, (source, first.sequence)))
-        edge.add(kind, Conflict(first, second, self.linter.last_wait(stream, other), apart))
+        edge.add(kind, Conflict(first, second, self.linter.last_waits.get(pair, ""), apart))
         if self.raising:
             raise RaceError(self._hazard(edge))
 
