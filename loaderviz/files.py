@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, BinaryIO
 
 from loaderviz import words
 from loaderviz.errors import LoadervizError, NoFileError, NoFolderError, NotWritableError
@@ -253,7 +253,10 @@ class Source:
                 try:
                     block = inflater.decompress(data, BLOCK)
                 except zlib.error:
-                    rest = _before_error(copy, data)
+                    pieces = list[bytes]()  # byte by byte what comes before the place that zlib refuses
+                    with suppress(zlib.error):
+                        pieces.extend(copy.decompress(data[place : place + 1]) for place in range(len(data)))
+                    rest = b"".join(pieces)
                     self.damage = f"its gzip data are damaged after {words.size(given + len(rest))}"
                     yield rest
                     return
@@ -275,14 +278,6 @@ class Source:
                     f"it inflates more than {BOMB_RATIO}-fold, which no trace does; it looks like a gzip bomb and is "
                     "not read further"
                 )
-
-
-def _before_error(inflater: Any, data: bytes) -> bytes:
-    """Return byte by byte what comes before the place that zlib refuses."""
-    pieces: list[bytes] = []
-    with suppress(zlib.error):
-        pieces.extend(inflater.decompress(data[place : place + 1]) for place in range(len(data)))
-    return b"".join(pieces)
 
 
 # What a file of another kind looks like
@@ -315,6 +310,7 @@ _FOREIGN = {
 }
 FOREIGN = tuple(_FOREIGN)
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*([^\s\[])')
+_NO_LIST = {"{": "an object", '"': "a text", "t": "true", "f": "false"}
 
 
 def looks_like(head: bytes) -> str:
@@ -325,7 +321,8 @@ def looks_like(head: bytes) -> str:
     binary, first = b"\x00" in head[:1024], text.partition("\n")[0].strip()[:60]
     nsys = binary and (b"QuadDCommon" in head or b"NVIDIA" in head[:4096])
     html = text[:15].lower().startswith(("<!doctype", "<html", "<?xml", "<svg"))
-    events = _EVENTS.search(text[:4096])
+    events = _EVENTS.findall(text[:4096])[:1]  # by the first letter of what stands in the place of their list
+    instead = next((_NO_LIST.get(letter, "a number") for letter in events), "")
     known = (
         (not head, "an empty file"),
         (not head.strip(), "a file of blanks"),
@@ -335,7 +332,8 @@ def looks_like(head: bytes) -> str:
         (binary, "a binary file"),
         (html, "an HTML or XML page (was the download's error page saved instead of the file?)"),
         (not text.startswith(("{", "[")), f"a text file; its first line is {first!r}"),
-        (events is not None, _no_events(events[1]) if events else ""),
+        (events == ["n"], "a trace without events: its 'traceEvents' is null, so the profiler recorded nothing"),
+        (events != [], f"JSON whose 'traceEvents' is {instead}, where a list of events belongs"),
         (
             {"nodes", "schema"} <= set(keys),
             "a PyTorch execution trace, which has no times of the GPU; export a torch.profiler trace beside it",
@@ -345,11 +343,3 @@ def looks_like(head: bytes) -> str:
         (bool(keys), f"JSON without 'traceEvents' (it has {', '.join(keys[:4])})"),
     )
     return next((what for applies, what in known if applies), "JSON without 'traceEvents'")
-
-
-def _no_events(first: str) -> str:
-    """Say what stands in the place of the list of events, by its first letter."""
-    if first == "n":
-        return "a trace without events: its 'traceEvents' is null, so the profiler recorded nothing"
-    kind = {"{": "an object", '"': "a text", "t": "true", "f": "false"}.get(first, "a number")
-    return f"JSON whose 'traceEvents' is {kind}, where a list of events belongs"

@@ -91,14 +91,11 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def running_first(line: str) -> contextlib.AbstractContextManager[None]:
-    """Let each process that is spawned inside the block run a line of Python first; it may import loaderviz."""
-    spawn = multiprocessing.spawn
-    return held(spawn, "get_preparation_data", preparing(line, spawn.get_preparation_data))
-
-
 def preparing(line: str, prepared: Callable[[str], dict[str, Any]]) -> Any:
-    """Return the same `get_preparation_data`, but that each process that is spawned runs a line of Python first."""
+    """Return the same `get_preparation_data`, but that each process that is spawned runs a line of Python first.
+
+    The line may import loaderviz.
+    """
     return lambda name: {f"loaderviz: {line}": _First(line), **prepared(name)}  # a key that multiprocessing passes over
 
 
@@ -145,10 +142,11 @@ def cured_imports() -> Iterator[None]:
     with cured_imports():
         runpy.run_path("train.py")
     """
-    finder = Finder("torchvision", _execute_cured)
+    finder, spawn = Finder("torchvision", _execute_cured), multiprocessing.spawn
+    line = f"from {__name__} import cure_imports; cure_imports()"
     sys.meta_path.insert(0, finder)
     try:
-        with running_first(f"from {__name__} import cure_imports; cure_imports()"):
+        with held(spawn, "get_preparation_data", preparing(line, spawn.get_preparation_data)):
             yield
     finally:
         sys.meta_path.remove(finder)
@@ -239,24 +237,6 @@ class _ToWorker(reduction.ForkingPickler):
         return NotImplemented
 
 
-def _imports_main() -> bool:
-    """Tell whether workers that are started anew can import what `__main__` defines."""
-    try:
-        told = multiprocessing.spawn.get_preparation_data("")
-    except AttributeError:  # a module that somebody made by hand has no `__spec__`
-        return False
-    return bool({"init_main_from_name", "init_main_from_path"} & told.keys())
-
-
-def _preload(module: str) -> None:
-    """Let a fork server import once what each worker does, torch above all, if it was told nothing else."""
-    if sys.platform == "linux":
-        from multiprocessing.forkserver import _forkserver
-
-        if _forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
-            multiprocessing.set_forkserver_preload(["__main__", module])
-
-
 @contextlib.contextmanager
 def starting(workers: int, module: str) -> Iterator[None]:
     """Let a DataLoader's workers start, which all import a module of ours.
@@ -267,12 +247,19 @@ def starting(workers: int, module: str) -> Iterator[None]:
     of the program's own, such as in its sampler or in what it has pickled, passes. Torch leaves alone the
     workers that had started by then. They are ended here: each holds what it inherited open, such as pipes.
     """
-    before, pickler = set(multiprocessing.active_children()), reduction.ForkingPickler
-    _preload(module)
-    if not _imports_main():
-        reduction.ForkingPickler = _ToWorker  # type: ignore[misc]
+    before = set(multiprocessing.active_children())
+    if sys.platform == "linux":  # a fork server imports once what each worker does, if it was told nothing else
+        from multiprocessing.forkserver import _forkserver
+
+        if _forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
+            multiprocessing.set_forkserver_preload(["__main__", module])
+    told = dict[str, Any]()  # by which workers that are started anew import what `__main__` defines
+    with contextlib.suppress(AttributeError):  # a module that somebody made by hand has no `__spec__`
+        told = multiprocessing.spawn.get_preparation_data("")
+    imports_main = {"init_main_from_name", "init_main_from_path"} & told.keys()
+    pickler = reduction.ForkingPickler if imports_main else _ToWorker
     try:
-        with signals_held():
+        with held(reduction, "ForkingPickler", pickler), signals_held():
             yield
     except WorkersError:
         raise
@@ -288,8 +275,6 @@ def starting(workers: int, module: str) -> Iterator[None]:
             f"DataLoader(num_workers={workers}): this system does not let its workers start ({type(error).__name__}: "
             f"{error}). With num_workers=0 the batches are loaded in the process itself"
         ) from error
-    finally:
-        reduction.ForkingPickler = pickler  # type: ignore[misc]
 
 
 def answering(queue: Any) -> None:

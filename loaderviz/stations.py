@@ -163,11 +163,6 @@ _CLOCK_OF: Any = getattr(time, "pthread_getcpuclockid", None)  # the real ones: 
 _GET_TIME: Any = getattr(time, "clock_gettime_ns", None)
 
 
-def processor_clock(thread: int) -> Callable[[], int]:
-    """Return the clock of a thread's processor time [ns], by which an emulated program is timed; else of the wall."""
-    return partial(_GET_TIME, _CLOCK_OF(thread)) if _CLOCK_OF else perf_counter_ns
-
-
 DRAWS = ""  # the line of a look where a loop takes its next batch, and lets go of the one before
 
 
@@ -248,7 +243,8 @@ class Sampler:
         Sampler._former, self._stopped = None, True
 
     def _run(self) -> None:
-        clock = processor_clock(self._thread) if self._own else self.wall
+        by_work = self._own and _CLOCK_OF  # an emulated program is timed by its thread's processor time [ns]
+        clock = partial(_GET_TIME, _CLOCK_OF(self._thread)) if by_work else self.wall
         before, began, since = clock(), -1, 0
         for period in chain(repeat(SOON, self._often), repeat(PERIOD)):
             self._sleep(period)

@@ -12,7 +12,6 @@ it sees no handler of ours, and the default that it sets is ours again.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import math
 import os
@@ -20,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from _thread import start_new_thread
+from _thread import interrupt_main, start_new_thread
 from collections.abc import Callable, Iterator
 from signal import getsignal
 from signal import signal as set_handler
@@ -158,7 +157,7 @@ def send_again(number: int, after: float, sleep: Callable[[float], None] = time.
         if hasattr(signal, "pthread_kill"):
             signal.pthread_kill(threading.main_thread().ident or 0, number)
         else:
-            _thread.interrupt_main(signal.Signals(number))
+            interrupt_main(signal.Signals(number))
 
     start_new_thread(send, ())
 
@@ -262,4 +261,4 @@ def leave_soon(status: int, within: float = 5.0) -> None:
         time.sleep(within)
         os._exit(status)
 
-    _thread.start_new_thread(leave, ())
+    start_new_thread(leave, ())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
 from enum import IntEnum
 from heapq import heappop, heappush
 
@@ -47,16 +46,6 @@ class Stream:
         self.last: Command | None = None  # the last command ever enqueued
         self.last_work: Command | None = None  # the same, markers left out
         self.awaited: dict[Stream, Command] = {}  # work that the next command waits for by an event, the last of each
-
-    def await_work(self, work: Iterable[Command]) -> None:
-        """Let the next command wait for this work; work of one stream ends in its order, so the last of it counts."""
-        for command in work:
-            known = self.awaited.get(command.stream)
-            if known is None or known.sequence < command.sequence:
-                self.awaited[command.stream] = command
-
-    def __repr__(self) -> str:
-        return f"<stream {self.number}{' (default)' if self.id == 0 else ''}, {len(self.queue)} commands queued>"
 
 
 class Command:
@@ -102,9 +91,6 @@ class Command:
         self.sequence, self.operator = 0, name
         self.in_race = False
 
-    def __repr__(self) -> str:
-        return f"<{self.name} on stream {self.stream.number}, {self.start}..{self.end} ns>"
-
 
 class Device:
     """Runs commands in virtual time, as far as somebody asks."""
@@ -147,9 +133,8 @@ class Device:
         What engines begin at `until` itself is left open, since the host may enqueue more at this very time: so looking
         changes nothing.
         """
-        heap = self._heap
-        while (heap and heap[0][0] <= until) or (self._to_choose and self.clock < until):
-            self._step()
+        while self.step_before(until):
+            pass
         self.clock = max(self.clock, until)
 
     def step_before(self, host: int | None) -> bool:
@@ -168,8 +153,6 @@ class Device:
     def run(self, command: Command) -> int:
         """Work out everything up to the end of `command`; return that end [ns]."""
         while not command.done:
-            if not self._heap and not self._to_choose:
-                raise AssertionError(f"{command} can never run: it waits for something that was never enqueued")
             self._step()
         return command.end
 
@@ -196,8 +179,14 @@ class Device:
         self.clock = time
         if phase == FINISH:
             self._finish(command)
+        elif command.engine is NONE:
+            self._begin(command)
         else:
-            self._acquire(command)
+            self._to_choose = True
+            if command.engine is COMPUTE:
+                insort(self._compute_queue, (command.stream.priority, command.number, command))
+            else:
+                self._copy_queue[command.engine].append(command)
 
     def _push(self, time: int, phase: int, command: Command) -> None:
         heappush(self._heap, (time, phase, command.number, command.version, command))
@@ -211,47 +200,29 @@ class Device:
         if not command.unmet:
             self._push(command.ready if command.ready > self.clock else self.clock, READY, command)
 
-    def _acquire(self, command: Command) -> None:
-        engine = command.engine
-        if engine is COMPUTE:
-            insort(self._compute_queue, (command.stream.priority, command.number, command))
-            self._to_choose = True
-        elif engine is NONE:
-            self._begin(command)
-        else:
-            self._copy_queue[engine].append(command)
-            self._to_choose = True
-
     def _choose(self) -> None:
         """All that ends or becomes ready at this time is known: let the engines take what they have place for."""
         self._to_choose = False
-        if self._compute_queue:
-            # lowest priority number first, while their shares fit together (R18, R19)
-            while self._compute_queue and self._compute_used + self._compute_queue[0][2].share <= FULL:
-                command = self._compute_queue.pop(0)[2]
-                self._compute_used += command.share
-                self._computing.append(command)
-                command.rate = self._beside_copies(command)
-                self._begin(command)
+        # lowest priority number first, while their shares fit together (R18, R19)
+        while self._compute_queue and self._compute_used + self._compute_queue[0][2].share <= FULL:
+            command = self._compute_queue.pop(0)[2]
+            self._compute_used += command.share
+            self._computing.append(command)
+            command.rate = self._beside_copies(command)
+            self._begin(command)
         for engine, queue in self._copy_queue.items():
-            if queue:
-                self._start_copy(engine)
+            if queue and not self._copying[engine]:  # one at a time, who was ready first (R20)
+                command = self._copying[engine] = queue.popleft()
+                other = self._copying[OPPOSITE[engine]]
+                if other and other.pinned and command.pinned:  # a pageable copy is held up by its staging alone
+                    command.rate = self._both_ways[engine]
+                    self._change_rate(other, self._both_ways[OPPOSITE[engine]])
+                self._begin(command)
+                self._share_memory()
 
     def _begin(self, command: Command) -> None:
         command.start = command.since = self.clock
         self._push(self.clock + ceil_div(command.remaining, command.rate), FINISH, command)
-
-    def _start_copy(self, engine: Engine) -> None:
-        """Start the next copy in this direction, if the engine is free: one at a time, who was ready first (R20)."""
-        if self._copying[engine]:
-            return
-        command = self._copying[engine] = self._copy_queue[engine].popleft()
-        other = self._copying[OPPOSITE[engine]]
-        if other and other.pinned and command.pinned:  # a pageable copy is held up by its staging, not by the link
-            command.rate = self._both_ways[engine]
-            self._change_rate(other, self._both_ways[OPPOSITE[engine]])
-        self._begin(command)
-        self._share_memory()
 
     def _share_memory(self) -> None:
         """A copy has begun, ended or changed its speed: its traffic slows the kernels beside it (R49)."""
@@ -293,10 +264,8 @@ class Device:
             if engine is COMPUTE is following.engine:
                 following.ready = max(following.ready, self.clock + self.gpu.queue_gap)
             self._arm(following)
-        if command.waiters:
-            for waiter in command.waiters:
-                waiter.unmet -= 1
-                if not waiter.unmet:
-                    self._push(max(waiter.ready, self.clock), READY, waiter)
-            command.waiters = ()
-        command.deps = ()
+        for waiter in command.waiters:
+            waiter.unmet -= 1
+            if not waiter.unmet:
+                self._push(max(waiter.ready, self.clock), READY, waiter)
+        command.deps = command.waiters = ()

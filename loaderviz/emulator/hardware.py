@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, cast
@@ -68,17 +68,15 @@ class Hardware:
         """
         presets: dict[str, Any] = GPUS if cls is Gpu else HOSTS
         if str(name).endswith((".json", ".toml")):
-            return cls._saved(Path(name))
+            return cls._saved(Path(name), presets)
         if not isinstance(name, str) or name.lower() not in presets:
             what, known = "GPU" if cls is Gpu else "host", ", ".join(sorted(presets))
             raise UnknownHardwareError(f"no {what} preset {name!r}; choose one of: {known}")
-        preset: Self = presets[name.lower()]
-        return preset
+        return cast(Self, presets[name.lower()])
 
     @classmethod
-    def _saved(cls, path: Path) -> Self:
+    def _saved(cls, path: Path, presets: dict[str, Any]) -> Self:
         """Return the machine of a file; raise `UnknownHardwareError` for any file that does not hold one."""
-        presets: dict[str, Any] = GPUS if cls is Gpu else HOSTS
         what = cls.__name__.lower()
         try:
             numbers = _object(_object(_read(path), "content").get(what), f"entry {what!r}")
@@ -96,8 +94,7 @@ class Hardware:
             if rows:
                 numbers["kernels"] = {**base.kernels, **{kind: Kernel(*row) for kind, row in rows.items()}}
             measured = dict.fromkeys(numbers, f"measured: {path.name}")
-            saved: Self = replace(base, **numbers, sources=base.sources | measured)
-            return saved
+            return cast(Self, replace(base, **numbers, sources=base.sources | measured))
         except (OSError, ValueError, RecursionError) as problem:
             said = "it is nested too deeply" if isinstance(problem, RecursionError) else problem
             raise UnknownHardwareError(f"{path} is not a file that `loaderviz calibrate` wrote: {said}") from problem
@@ -439,17 +436,16 @@ def _card(key: str, architecture: str, link: str, bandwidth: int, memory: str, *
     )  # fmt: skip
 
 
-def _host(name: str, numbers: Sequence[int]) -> Host:
-    own = _sources(DATA["host"]["own"].get(name, {}))
-    return Host(name, **dict(zip(DATA["host"]["numbers"], numbers, strict=True)), sources=own)
-
-
 DATA = table("hardware")
 GPU_SOURCES, HOST_SOURCES = (_sources(DATA[kind]["sources"]) for kind in ("gpu", "host"))
 KERNELS: dict[str, Kernels] = _kernels()
 GPUS: dict[str, Gpu] = {key: _card(key, *row) for key, row in DATA["gpu"]["cards"].items()}
 HOSTS: dict[str, Host] = {
-    name: _host(name, column)
+    name: Host(
+        name,
+        **dict(zip(DATA["host"]["numbers"], column, strict=True)),
+        sources=_sources(DATA["host"]["own"].get(name, {})),
+    )
     for name, column in zip(DATA["host"]["names"], zip(*DATA["host"]["numbers"].values(), strict=True), strict=True)
 }
 

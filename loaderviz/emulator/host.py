@@ -19,7 +19,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from io import FileIO
 from time import perf_counter_ns, process_time_ns
@@ -71,13 +71,11 @@ class costs:
 
     def __enter__(self) -> None:
         declare = costs.declare
-        self._block = declare(self._work, self._waits, self._gil) if declare else None
-        if self._block:
-            self._block.__enter__()
+        self._block = declare(self._work, self._waits, self._gil) if declare else nullcontext()
+        self._block.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        if self._block:
-            self._block.__exit__(*error)  # type: ignore[arg-type]
+        self._block.__exit__(*error)  # type: ignore[arg-type]
 
 
 class ProcessorTime(threading.local):

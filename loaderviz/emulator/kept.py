@@ -50,7 +50,6 @@ class _Popen:
     """Stands for a process while it is one worker: for multiprocessing it ends when the worker's work does."""
 
     def __init__(self, process: Process) -> None:
-        self._process = process
         self.returncode: int | None = None
         self._real, self._link = process
 
@@ -64,7 +63,7 @@ class _Popen:
                 if self._link.poll():
                     self._link.recv_bytes()
                     self.returncode = 0
-                    _idle.append(self._process)
+                    _idle.append((self._real, self._link))
             except (EOFError, OSError):
                 self.returncode = self._real.wait(GRACE)
         return self.returncode
@@ -79,17 +78,13 @@ class _Popen:
         """The process may be another worker by now."""
 
 
-class _Foreign(Exception):
-    """A worker gets something that a program defines."""
-
-
 class _Own(reduction.ForkingPickler):
-    """Pickles what a worker gets, unless a program defines a part of it."""
+    """Pickles what a worker gets, unless a program defines a part of it: that is a `TypeError`."""
 
     def reducer_override(self, value: Any) -> Any:
         named = value if isinstance(value, (type, FunctionType)) else type(value)
         if str(named.__module__).partition(".")[0] not in KNOWN:
-            raise _Foreign
+            raise TypeError(named)
         return NotImplemented
 
 
@@ -136,18 +131,14 @@ def _start(usual: Callable[[Any], Any], process: Any) -> Any:
         finally:
             context.set_spawning_popen(None)
         if kept is None:
-            return _Popen(_begin(usual, process))
+            here, there = Pipe()
+            process._target = functools.partial(serve, there, IDLE, process._target)
+            try:
+                return _Popen((usual(process), here))
+            finally:
+                there.close()
         if _takes(kept, handed.numbers, order.getvalue()):
             return _Popen(kept)
-
-
-def _begin(usual: Callable[[Any], Any], process: Any) -> Process:
-    here, there = Pipe()
-    process._target = functools.partial(serve, there, IDLE, process._target)
-    try:
-        return usual(process), here
-    finally:
-        there.close()
 
 
 def _takes(kept: Process, numbers: list[int], order: bytes) -> bool:

@@ -74,12 +74,8 @@ QUERIES, LONG_ROW = 128, 1024  # of one attention tile; elements of a softmax ro
 def kernel_times(gpu: Gpu, call: Call) -> Times:
     """Return the time [ns] of each kernel that an operator launches, the main one first."""
     kind = _class_of(call.op)
-    if kind == "foreach":
-        return _foreach(gpu, call)
-    if kind == "gemm":
-        return _gemm(gpu, call)
-    if kind == "convolution":
-        return _convolution(gpu, call)
+    if own := {"foreach": _foreach, "gemm": _gemm, "convolution": _convolution}.get(kind):
+        return own(gpu, call)
     main: int = _attention(gpu, call) if kind == "attention" else memory_time(gpu, access(kind, call), moved(call))
     return (main, *(gpu.kernels["elementwise"].floor,) * BESIDE.get(call.op, 0))
 
@@ -184,7 +180,11 @@ def _gemm_class(call: Call) -> str:
     if min(m, n) <= 1:
         return "gemv"
     first, second = [array for array in call.reads if len(array.shape) in (1, 2, 3)][-2:]
-    return f"gemm_{call.precision}{_alignment(call.precision, _leading(first, k), _leading(second, n), n)}"
+    rows, whole = (_leading(first, k), _leading(second, n), n), ALIGNED.get(call.precision, 1)
+    if not any(row % whole for row in rows):  # each has whole 16 bytes
+        return f"gemm_{call.precision}"
+    words = call.precision == "fp16" and not any(row % 2 for row in rows)
+    return f"gemm_{call.precision}{'_align2' if words else '_align1'}"
 
 
 def _gemm(gpu: Gpu, call: Call) -> Times:
@@ -215,14 +215,6 @@ def _product(
         if not best or sum(times) < sum(best):
             best = times
     return best
-
-
-def _alignment(precision: Precision, *rows: int) -> str:
-    """Return "" for rows of whole 16 bytes, "_align2" for whole words of fp16, "_align1" for others."""
-    whole = ALIGNED.get(precision, 1)
-    if not any(row % whole for row in rows):
-        return ""
-    return "_align2" if precision == "fp16" and not any(row % 2 for row in rows) else "_align1"
 
 
 @lru_cache(4096)
@@ -275,11 +267,6 @@ class Convolution(NamedTuple):
     groups: int
     flops: int  # of one pass
 
-    @property
-    def width(self) -> int:
-        """The input channels of a group."""
-        return self.channels // self.groups
-
 
 def shape_of(call: Call) -> Convolution:
     """Return what matters of a convolution's shapes; of a backward the first array is the gradient of the result."""
@@ -309,7 +296,7 @@ def _convolution(gpu: Gpu, call: Call) -> Times:
     # Few channels have no tensor cores: in traces about a third of fp32's rate, whatever the precision.
     peak = getattr(gpu, "fp32" if kind.startswith(("conv_few", "conv_depthwise")) else call.precision) * kernel.peak
     if kind == "conv_groups":
-        peak = peak * isqrt(100 * shape.width) // 10
+        peak = peak * isqrt(100 * (shape.channels // shape.groups)) // 10
     written = [array.shape for array in call.writes if len(array.shape) >= 3]
     passes = max(1, len(written)) if backward else 1
     math = ceil_div(shape.flops * SECOND * FULL, peak) if peak else 0

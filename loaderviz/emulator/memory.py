@@ -109,21 +109,22 @@ class Ledger:
                 signs[event, what] = sign
             changes = (signs[events[:, 0]].T * amounts).sum(0)
             for pool, of_pool in zip(POOLS, of_pools, strict=True):
-                self._figures[figure][pool] = _added(self._figures[figure][pool], changes[of_pool])
+                before, changed = self._figures[figure][pool], changes[of_pool]
+                if len(changed):
+                    course = before.current + np.cumsum(changed)
+                    added, taken = int(changed[changed > 0].sum()), -int(changed[changed < 0].sum())
+                    self._figures[figure][pool] = Figure(
+                        int(course[-1]),
+                        max(before.peak, int(course.max())),
+                        before.allocated + added,
+                        before.freed + taken,
+                    )
 
     def reset(self, *, peaks: bool) -> None:
         """Let the peaks start anew from what is held now, or else all that was added up."""
         for pools in self.figures().values():
             for pool, now in pools.items():
                 pools[pool] = now._replace(peak=now.current) if peaks else now._replace(allocated=0, freed=0)
-
-
-def _added(before: Figure, changes: Any) -> Figure:
-    if not len(changes):
-        return before
-    course = before.current + np.cumsum(changes)
-    added, taken = int(changes[changes > 0].sum()), -int(changes[changes < 0].sum())
-    return Figure(int(course[-1]), max(before.peak, int(course.max())), before.allocated + added, before.freed + taken)
 
 
 NO_STREAMS: Mapping[int, Stream] = {}  # of most blocks: one for all
@@ -162,9 +163,8 @@ class Block(_Block):
     def __init__(
         self, pool: object, address: int, size: int, requested: int, stream: Stream, cache: Cache, state: int = LIVE
     ) -> None:
-        self.pool, self.address, self.size, self.requested, self.stream = pool, address, size, requested, stream
-        self.state, self.pending, self.streams = state, 0, NO_STREAMS
-        self._cache = cache  # where it goes when it is free
+        super().__init__(pool, address, size, requested, state)
+        self.stream, self._cache = stream, cache  # the latter is where it goes when it is free
         self._before: Block | None = None  # the neighbours in the segment
         self._after: Block | None = None
 
@@ -181,7 +181,7 @@ class PinnedBlock(_Block):
 class _Pool(ABC):
     """What both pools have in common: blocks that come back when the streams that used them have come that far."""
 
-    def __init__(self, runtime: Runtime, first_address: int, *, waits_by_stream: bool) -> None:
+    def __init__(self, runtime: Runtime, first_address: int) -> None:
         self.runtime = runtime
         self.ledger = Ledger()
         self.reserved = 0  # bytes that were taken from CUDA
@@ -191,7 +191,11 @@ class _Pool(ABC):
         self.ooms = 0
         self._next_address = first_address
         self._deferred: dict[int, deque[tuple[Event, Any]]] = {}  # freed too early, oldest first; by stream, or all
-        self._by_stream = waits_by_stream
+
+    def _note(self, block: _Block, stream: Stream, call: str, owner: Stream | None = None) -> None:
+        self._check(block, call)
+        if block.size and stream is not owner:
+            block.streams = {**block.streams, stream.id: stream}
 
     def _check(self, block: _Block, call: str) -> None:
         if block.pool is not self:
@@ -205,8 +209,7 @@ class _Pool(ABC):
         Else an event is recorded in each of them (host time), and the block comes back when a later `allocate` finds
         them over (R36, R40). Raises `BlockError` if it was freed before or belongs to another pool.
         """
-        if block.pool is not self or block.state != LIVE:
-            self._check(block, "free")
+        self._check(block, "free")
         if not block.size:
             block.state = FREED
             return
@@ -226,7 +229,7 @@ class _Pool(ABC):
             runtime.record_event(event, stream)
             if runtime.races:
                 runtime.races.recorded(block.address, block.end, event.clock)
-            self._deferred.setdefault(stream.id if self._by_stream else 0, deque()).append((event, block))
+            self._deferred.setdefault(stream.id if isinstance(block, Block) else 0, deque()).append((event, block))
 
     def _collect(self, *, asks: bool = True) -> None:
         """Take back what was freed too early, from the oldest on while its event is over; `asks` CUDA, which costs."""
@@ -257,7 +260,7 @@ class DevicePool(_Pool):
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime, FIRST_ADDRESS, waits_by_stream=True)
+        super().__init__(runtime, FIRST_ADDRESS)
         self.capacity = runtime.gpu.memory - runtime.gpu.context_memory
         self._free: defaultdict[tuple[int, bool], Cache] = defaultdict(list)  # by stream, and whether of large segments
         self._segments: dict[int, Block] = {}  # address -> its first block; the others are the neighbours after it
@@ -268,7 +271,7 @@ class DevicePool(_Pool):
         Warm it costs no time beyond polls; cold it calls `cudaMalloc`: host time, but no wait (R13). A block of 0 bytes
         is free of charge. Raises `OutOfMemory`, and `ValueError` for a negative size.
         """
-        if self._deferred and nbytes > 0:
+        if nbytes > 0:
             self._collect()
         return self._take(nbytes, stream or self.runtime.default_stream)
 
@@ -293,9 +296,7 @@ class DevicePool(_Pool):
 
     def record_stream(self, block: Block, stream: Stream) -> None:
         """Note that `stream` uses the block, so that `free` waits for it (R36). The owning stream needs no note."""
-        self._check(block, "record_stream")
-        if stream is not block.stream and block.size:
-            block.streams = {**block.streams, stream.id: stream}
+        self._note(block, stream, "record_stream", block.stream)
 
     def empty_cache(self) -> int:
         """Wait for recorded streams, `cudaFree` each free segment (waits, R13); return the bytes given back."""
@@ -427,7 +428,7 @@ class PinnedPool(_Pool):
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime, FIRST_PINNED_ADDRESS, waits_by_stream=False)
+        super().__init__(runtime, FIRST_PINNED_ADDRESS)
         self._free: dict[int, list[tuple[int, int]]] = {}  # size -> (free since [ns], address)
         self.locks: list[int] = []  # how long each page-locking took [ns]
 
@@ -436,8 +437,6 @@ class PinnedPool(_Pool):
 
         Warm it costs no more than polls. Raises `ValueError` for a negative size.
         """
-        if self._deferred and nbytes > 0:
-            self._collect()
         block, is_new = self._take(nbytes)
         if is_new:
             before = self.runtime.now
@@ -450,8 +449,6 @@ class PinnedPool(_Pool):
 
         `time` [ns] may lie before the host's: what was freed later is not reused. Costs the main thread nothing.
         """
-        if self._deferred and nbytes > 0:
-            self._collect(asks=False)
         block, is_new = self._take(nbytes, time)
         took = self.runtime.host.page_lock_time(block.size) if is_new else 0
         self.locks += [took] * is_new
@@ -461,6 +458,7 @@ class PinnedPool(_Pool):
         """Return the block that was freed last (or first, but not after `time`), and whether it is a new one."""
         if not _is_positive(nbytes):
             return PinnedBlock(self, 0, 0, 0), False
+        self._collect(asks=time is None)
         size = 1 << (nbytes - 1).bit_length()
         cache = self._free.setdefault(size, [])
         index = len(cache) - 1
@@ -479,9 +477,7 @@ class PinnedPool(_Pool):
 
     def use(self, block: PinnedBlock, stream: Stream) -> None:
         """Note that an asynchronous copy in `stream` reads or writes the block (R29, R41). Costs no time."""
-        self._check(block, "use")
-        if block.size:
-            block.streams = {**block.streams, stream.id: stream}
+        self._note(block, stream, "use")
 
     def _release(self, block: PinnedBlock) -> None:
         block.state = FREED

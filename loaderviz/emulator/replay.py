@@ -230,8 +230,10 @@ class Replay:
         """Return `steps` steps after a warm-up, at whose end the host waits for the GPU. Raises `OutOfMemory`."""
         runtime, work, config = self.runtime, self.work, self.config
         step = self._resident if config.resident else self._ahead if config.depth else self._in_place
-        if config.resident:
-            self._move()
+        for does, nbytes in zip(("move", "order"), work.resident_bytes if config.resident else (), strict=False):
+            self._at(does)
+            self.pool.allocate(nbytes)
+            runtime.memcpy(nbytes, "h2d", pinned=False, blocking=True)
         for number in range(warmup + steps):
             if number == warmup:  # the clock runs from the end of the warm-up on, as any timing must (R27)
                 self._at("synchronize")
@@ -279,12 +281,6 @@ class Replay:
         self._record_stream(fresh)
         self._copy_with_event()
         self._begin(number)
-
-    def _move(self) -> None:
-        for does, nbytes in zip(("move", "order"), self.work.resident_bytes, strict=False):
-            self._at(does)
-            self.pool.allocate(nbytes)
-            self.runtime.memcpy(nbytes, "h2d", pinned=False, blocking=True)
 
     def _resident(self, number: int) -> None:
         """Gather a batch on the GPU."""

@@ -30,7 +30,6 @@ from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, Timeli
 POOL_STREAMS = 32  # per priority (R15)
 PRIORITIES = (0, -3)  # lowest and highest; others are clamped (R18)
 PAGEABLE_ASYNC = 64 * 1024  # bytes: up to here a pageable H2D copy does not block the host (R12)
-WORDS = {cause: cause.words for cause in Cause}
 KERNEL = Kind.COMPUTE  # looking one up in the enum costs as much as ten such names
 # Of most rows: plain numbers, since a tuple of numbers and texts is none of the garbage collector's business.
 API, OPERATOR, NO_CAUSE = int(Kind.API), int(Kind.OPERATOR), int(Cause.NONE)
@@ -159,23 +158,16 @@ class Runtime:
         it (R14); PyTorch has none of them.
         """
         low, high = PRIORITIES
-        priority = max(high, min(low, priority))
-        if blocking:
-            return self._new_stream(priority, blocking=True)
+        priority, number = max(high, min(low, priority)), len(self.streams)
         pool = self._pools.setdefault(priority, deque())  # the one handed out last is at its end
-        if len(pool) < POOL_STREAMS:
-            pool.append(self._new_stream(priority))
+        if blocking or len(pool) < POOL_STREAMS:
+            stream = self.streams[number] = Stream(number, FIRST_POOL_NUMBER + number - 1, priority, blocking=blocking)
+            (self._blocking if blocking else pool).append(stream)
         else:
             pool.rotate(-1)
-        if self.races:
-            self.races.linter.stream_made(pool[-1], self.source)
-        return pool[-1]
-
-    def _new_stream(self, priority: int, *, blocking: bool = False) -> Stream:
-        number = len(self.streams)
-        stream = self.streams[number] = Stream(number, FIRST_POOL_NUMBER + number - 1, priority, blocking=blocking)
-        if blocking:
-            self._blocking.append(stream)
+            stream = pool[-1]
+        if self.races and not blocking:
+            self.races.linter.stream_made(stream, self.source)
         return stream
 
     def event(self, *, timing: bool = True) -> Event:
@@ -210,17 +202,18 @@ class Runtime:
         if event.record and self.capture and self.capture.takes(stream):
             raise self.capture.refuse("dependency created on uncaptured work in another stream")
         judge = self.races.linter if self.races and asked else None
-        if event.record is None:
-            if judge:
-                judge.wait(stream, None, self.source, self.batch)
-            return
         marker = Command(stream, "event wait", None, NONE, 0, self.now)
-        marker.deps = (event.record,)
         if judge:
             judge.wait(stream, event.record, self.source, self.batch, marker)
+        if event.record is None:
+            return
+        marker.deps = (event.record,)
         self._submit(marker)
         self.order.wait(stream.id, event.clock, self.source if judge else "")
-        stream.await_work(event.record.awaits)
+        for work in event.record.awaits:  # work of one stream ends in its order, so the last of it counts
+            known = stream.awaited.get(work.stream)
+            if known is None or known.sequence < work.sequence:
+                stream.awaited[work.stream] = work
 
     def wait_stream(self, stream: Stream, other: Stream, *, asked: bool = True) -> None:
         """`stream.wait_stream(other)`: an event recorded in `other` now, and a wait for it (R16)."""
@@ -240,7 +233,7 @@ class Runtime:
         self._call(name, self.host.query)
         over = self.is_over(target)
         if over and learn:  # the host has learnt it, as by a synchronise
-            self.order.host_wait(target.clock if isinstance(target, Event) else self.order.snapshot(target.id))
+            self.order.wait(HOST, target.clock if isinstance(target, Event) else self.order.snapshot(target.id))
         return over
 
     def is_over(self, target: Event | Stream | Command) -> bool:
@@ -277,11 +270,11 @@ class Runtime:
         self.now += self.host.synchronize
         if self._block(ends, Cause.SYNCHRONIZE):
             self.now += self.host.wake
-        self._api(name, start)
+        self.note(start, name, API)
         if target is None:
             self.order.host_wait_all()
         elif learn:
-            self.order.host_wait(self.order.snapshot(target.id) if isinstance(target, Stream) else target.clock)
+            self.order.wait(HOST, self.order.snapshot(target.id) if isinstance(target, Stream) else target.clock)
 
     # Work
 
@@ -306,15 +299,13 @@ class Runtime:
         if duration < 0:
             raise ValueError(f"{name} of {duration} ns: a duration cannot be negative")
         start, stream = self.now, stream or self.default_stream
-        if len(stream.queue) >= self.gpu.queue_depth:
-            self._wait_for_place(stream)
-        self.now = now = self.now + self.host.launch
+        self._wait_for_place(stream)
+        self.now += self.host.launch
         if self.capture and self.capture.takes(stream):
-            self._api(api, start)
+            self.note(start, api, API)
             return self.capture.add(stream, GraphNode(name, duration, share, traffic))
         command = self._put(stream, name, kind, engine, duration, nbytes, share, traffic)
-        batch, number, source = self.batch, command.correlation, self.source
-        command.api = self.builder.span(start, now, self.main, API, api, batch, nbytes, number, None, NO_CAUSE, source)
+        command.api = self.note(start, api, API, nbytes, command.correlation)
         if self.launch_blocking:  # CUDA_LAUNCH_BLOCKING=1 (R27)
             self.synchronize(stream)
         return command
@@ -372,17 +363,16 @@ class Runtime:
             if self.scheduler:
                 self.scheduler.wait_for_device(lambda: command.start >= 0)
             begun = self.device.run_to_start(command)
-            staged_at = begun + alone + beside - tail
-            self._block_until(max(begun, staged_at), Cause.STAGING)
+            self._block_until(max(begun, begun + alone + beside - tail), Cause.STAGING)
         elif fills and not blocking:
             self._block([command], Cause.STAGING)
-        command.api = self._api("cudaMemcpyAsync", start, nbytes, command.correlation)
+        command.api = self.note(start, "cudaMemcpyAsync", API, nbytes, command.correlation)
         if self.races and not blocking and (staged or fills):
             self.races.linter.blocked(command, self.now - asynchronous)
         if blocking or (self.launch_blocking and direction != "d2d"):
             self.synchronize(stream)
         elif fills:
-            self.order.host_wait(self.order.snapshot(stream.id))
+            self.order.wait(HOST, self.order.snapshot(stream.id))
         return command
 
     def _touch(self, nbytes: int, staged: bool) -> int:
@@ -429,7 +419,7 @@ class Runtime:
             else:
                 commands.append(self._put(stream, name, KERNEL, COMPUTE, duration, -1, share, traffic))
         correlation = commands[0].correlation if commands else -1
-        api = self._api("cudaGraphLaunch", start, commands[0].nbytes if len(commands) == 1 else -1, correlation)
+        api = self.note(start, "cudaGraphLaunch", API, commands[0].nbytes if len(commands) == 1 else -1, correlation)
         for command in commands:
             command.correlation, command.api = correlation, api
         if self.launch_blocking:
@@ -440,7 +430,7 @@ class Runtime:
         """`cudaHostAlloc`: slow (R44), but it waits for nobody (R13)."""
         start = self.now
         self._block_until(self.now + self.host.page_lock_time(nbytes), Cause.PAGE_LOCKING)
-        self._api("cudaHostAlloc", start, nbytes)
+        self.note(start, "cudaHostAlloc", API, nbytes)
 
     def malloc(self, nbytes: int) -> None:
         """`cudaMalloc`: costs host time, and waits for nobody (R13)."""
@@ -451,7 +441,7 @@ class Runtime:
         start = self.now
         self._block([s.last for s in self.streams.values()], Cause.ALLOCATION)
         self.now += self.gpu.malloc_time(nbytes)
-        self._api("cudaFree", start, nbytes)
+        self.note(start, "cudaFree", API, nbytes)
 
     def host_work(self, duration: int, name: str = "host", kind: int = OPERATOR, **about: Any) -> None:
         """Keep the host busy for `duration` ns, and `note` that."""
@@ -486,14 +476,20 @@ class Runtime:
         start: int,
         name: str,
         kind: int = OPERATOR,
-        *,
         nbytes: int = -1,
+        correlation: int = -1,
+        *,
         pinned: bool | None = None,
         waited: int = 0,
-    ) -> None:
-        """Note what the host did from `start` [ns] until now, in the present batch and at the present line."""
+    ) -> int:
+        """Note what the host did from `start` [ns] until now, in the present batch and at the present line.
+
+        Return the number of its span.
+        """
         end, main, batch, source = self.now, self.main, self.batch, self.source
-        self.builder.span(start, end, main, kind, name, batch, nbytes, -1, pinned, NO_CAUSE, source, waited)
+        return self.builder.span(
+            start, end, main, kind, name, batch, nbytes, correlation, pinned, NO_CAUSE, source, waited
+        )
 
     def range(self, start: int, end: int, name: str, batch: int = -1) -> None:
         """Note an annotation on the main lane."""
@@ -592,16 +588,10 @@ class Runtime:
         return command
 
     def _submit(self, command: Command) -> None:
-        """Put a command, or a marker, into its stream."""
-        if self._blocking:
-            self._order_blocking(command)
-        self.device.submit(command)
-        if not self.keeps:
-            self.device.advance(self.now)
-        command.sequence = self.order.enqueue(command.stream.id)[1]
+        """Put a command, or a marker, into its stream.
 
-    def _order_blocking(self, command: Command) -> None:
-        """Blocking streams and the default stream wait for each other, PyTorch's pool does not (R14, R15)."""
+        Blocking streams and the default stream wait for each other, PyTorch's pool does not (R14, R15).
+        """
         stream = command.stream
         if stream is self.default_stream:
             others = self._blocking
@@ -611,6 +601,10 @@ class Runtime:
             if other.last:
                 command.deps += (other.last,)
                 self.order.wait(stream.id, self.order.snapshot(other.id))
+        self.device.submit(command)
+        if not self.keeps:
+            self.device.advance(self.now)
+        command.sequence = self.order.enqueue(stream.id)[1]
 
     def _block(self, ends: Iterable[Command | None], cause: Cause) -> bool:
         """Block the host until all of `ends` are over; tell whether it had to wait."""
@@ -633,7 +627,7 @@ class Runtime:
                     until,
                     self.main,
                     Kind.WAIT,
-                    WORDS[cause],
+                    cause.words,
                     batch=self.batch,
                     cause=cause,
                     source=self.source,
@@ -644,12 +638,7 @@ class Runtime:
     def _call(self, name: str, cost: int, nbytes: int = -1) -> None:
         start = self.now
         self.now += cost
-        self._api(name, start, nbytes)
-
-    def _api(self, name: str, start: int, nbytes: int = -1, correlation: int = -1) -> int:
-        """Note the host's side of a call that began at `start` and ends now; return the number of its span."""
-        now, main, batch, source = self.now, self.main, self.batch, self.source
-        return self.builder.span(start, now, main, API, name, batch, nbytes, correlation, None, NO_CAUSE, source)
+        self.note(start, name, API, nbytes)
 
 
 def _device_span(builder: TimelineBuilder, command: Command) -> int:

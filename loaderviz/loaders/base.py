@@ -100,7 +100,7 @@ class DeviceLoader(Generic[Batch]):
         self._iteration: weakref.ref[Iteration[Batch]] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        self._cancel()
+        DeviceLoader.close(self)  # and not what a subclass also lets go of
         iteration = Iteration(self._run())
         # Only a weak reference: after a `break` nobody else holds the iteration, so it closes at once.
         self._iteration = weakref.ref(iteration)
@@ -118,16 +118,13 @@ class DeviceLoader(Generic[Batch]):
 
     def close(self) -> None:
         """End a running iteration and let go of everything it holds. The loader can be iterated again."""
-        self._cancel()
-
-    def _run(self) -> Generator[Batch, None, None]:
-        raise NotImplementedError
-
-    def _cancel(self) -> None:
         iteration = self._iteration() if self._iteration is not None else None
         if iteration is not None:
             iteration.cancel()
         self._iteration = None
+
+    def _run(self) -> Generator[Batch, None, None]:
+        raise NotImplementedError
 
     def _begin_epoch(self) -> None:
         """Move to the next epoch if the last one was left by a `break`; stay where a loaded state says."""
@@ -141,7 +138,7 @@ class DeviceLoader(Generic[Batch]):
 
     def _set_place(self, epoch: int, batches: int) -> None:
         """Let the next iteration go on in `epoch` after `batches` batches."""
-        self._cancel()
+        DeviceLoader.close(self)
         self._epoch, self._batches = epoch, batches
         self._begun = self._resuming = True
 
@@ -336,17 +333,19 @@ class CopyingLoader(DeviceLoader[Batch]):
         if not resuming:
             self._random = None if self._has_state() else random_state(self.loader, with_default=True)
             self._source_state = self._state_now()
-        if resuming and not self._has_state():
-            saved = self._random
-            if saved is not None and saved["default"] is None:  # it was saved between two epochs
-                self._random = {**saved, "default": torch.get_rng_state()}
-            # A shuffling source may draw its order with its first batch only, so that one belongs to the replay.
-            with replaying(self.loader, saved):
-                iterator = iter(self.loader)
-                self._skip(iterator, first)
-                batch = next(iterator, _END)
-        else:
+        replays = resuming and not self._has_state()
+        saved = self._random if replays else None
+        if saved is not None and saved["default"] is None:  # it was saved between two epochs
+            self._random = {**saved, "default": torch.get_rng_state()}
+        # A shuffling source may draw its order with its first batch only, so that one belongs to the replay.
+        with replaying(self.loader, saved):
             iterator = iter(self.loader)
+            for done in range(first if replays else 0):
+                if next(iterator, _END) is _END:
+                    raise RuntimeError(
+                        f"the state was saved after {first} batches, but the source ended after {done}: is it the "
+                        "same data set with the same batch size?"
+                    )
             batch = next(iterator, _END)
         try:
             for index in itertools.count(first):
@@ -359,14 +358,6 @@ class CopyingLoader(DeviceLoader[Batch]):
         finally:
             if iterator is not self.loader and callable(close := getattr(iterator, "close", None)):
                 close()
-
-    def _skip(self, iterator: Iterator[Batch], count: int) -> None:
-        for done in range(count):
-            if next(iterator, _END) is _END:
-                raise RuntimeError(
-                    f"the state was saved after {count} batches, but the source ended after {done}: is it the same "
-                    "data set with the same batch size?"
-                )
 
 
 # The two loaders that overlap nothing. With a blocking copy the GPU has nothing to compute, and the host launches

@@ -140,21 +140,18 @@ class PrefetchLoader(CopyingLoader[Batch]):
                 if drawn is None:
                     return
                 with prefetching(drawn.index):
-                    drawn.batch = self._copy_ahead(drawn.batch)
+                    if self.device.type != "cuda":
+                        drawn.batch = self._copy(drawn.batch)
+                    else:
+                        self._count_pageable(drawn.batch)
+                        if self._copies is None:
+                            self._copies = SideStream(self.device, self.depth, self.lifetime, self.transform)
+                        drawn.batch = self._copies.issue(drawn.batch)
                 in_flight.append(drawn)
             except Exception as error:
                 draws.close()  # nothing comes after an error
                 in_flight.append(error)
                 return
-
-    def _copy_ahead(self, host: Any) -> Any:
-        """Return a `Flight` on CUDA, and the finished copy on any other device."""
-        if self.device.type != "cuda":
-            return self._copy(host)
-        self._count_pageable(host)
-        if self._copies is None:
-            self._copies = SideStream(self.device, self.depth, self.lifetime, self.transform)
-        return self._copies.issue(host)
 
     def _copy(self, host: Any) -> Any:
         batch = super()._copy(host)

@@ -81,7 +81,11 @@ class ResidentLoader(DeviceLoader[Any]):
     ) -> None:
         super().__init__(device)
         self.batch_size = checked_count(batch_size, "batch_size", least=1)
-        self.shuffle = _checked_shuffle(shuffle)
+        if isinstance(shuffle, bool):  # as `DataLoader` users write it
+            shuffle = "samples" if shuffle else None
+        if shuffle not in SHUFFLES:
+            raise ValueError(f"shuffle must be one of {SHUFFLES}, got {shuffle!r}")
+        self.shuffle = shuffle
         if method not in METHODS:
             raise ValueError(f"method must be one of {METHODS}, got {method!r}")
         self.world_size = checked_count(world_size, "world_size", least=1)
@@ -91,7 +95,17 @@ class ResidentLoader(DeviceLoader[Any]):
         self.block_size = checked_count(
             max(1, self.batch_size // 8) if block_size is None else block_size, "block_size", least=1
         )
-        self.seed = _chosen_seed(seed, generator)
+        if generator is None:
+            self.seed = 0 if seed is None else checked_count(seed, "seed", least=0)
+        elif seed is not None:
+            raise ValueError("pass either seed or generator, not both: the seed is drawn from the generator")
+        elif generator.device.type != "cpu":
+            raise ValueError(
+                f"generator must be on the CPU, got one on {generator.device}: the order is drawn on the host, so that "
+                "it is the same on every device"
+            )
+        else:
+            self.seed = int(torch.randint(2**48, (), generator=generator, device="cpu"))
         self.drop_last, self.method, self.copy, self.transform = bool(drop_last), method, copy, transform
         self._store(tensors_of(data))
 
@@ -237,29 +251,6 @@ class ResidentLoader(DeviceLoader[Any]):
             )
 
 
-def _checked_shuffle(shuffle: str | bool | None) -> str | None:
-    """Return one of SHUFFLES; True and False are what `DataLoader` users write."""
-    if isinstance(shuffle, bool):
-        return "samples" if shuffle else None
-    if shuffle not in SHUFFLES:
-        raise ValueError(f"shuffle must be one of {SHUFFLES}, got {shuffle!r}")
-    return shuffle
-
-
-def _chosen_seed(seed: int | None, generator: torch.Generator | None) -> int:
-    """Return the seed itself, or one drawn from the generator; 0 if neither is given."""
-    if generator is None:
-        return 0 if seed is None else checked_count(seed, "seed", least=0)
-    if seed is not None:
-        raise ValueError("pass either seed or generator, not both: the seed is drawn from the generator")
-    if generator.device.type != "cpu":
-        raise ValueError(
-            f"generator must be on the CPU, got one on {generator.device}: the order is drawn on the host, so that "
-            "it is the same on every device"
-        )
-    return int(torch.randint(2**48, (), generator=generator, device="cpu"))
-
-
 # Which sample goes into which batch: the order of an epoch is drawn by a CPU generator seeded with seed + epoch, as
 # DistributedSampler does it: the same on every device and rank. (CUDA's randperm gives another order for a seed.)
 
@@ -350,11 +341,8 @@ def check_memory(parts: Sequence[Tensor], device: torch.device, extra: int, advi
     """
     if device.type != "cuda":
         return
-    try:
-        free, total = torch.cuda.mem_get_info(device)
-    except (AssertionError, RuntimeError):
-        require_device(device)
-        raise
+    require_device(device)
+    free, total = torch.cuda.mem_get_info(device)
     to_move = sum(part.numel() * part.element_size() for part in parts if part.device.type != "cuda")
     if to_move + extra > free:
         raise MemoryError(

@@ -101,7 +101,7 @@ def ordered(program, without=None):
         elif operation == "record":
             events[event] = order.snapshot(stream)
         elif operation == "host waits":
-            order.host_wait(events.get(event, {}))
+            order.wait(HOST, events.get(event, {}))
         elif operation == "device":
             order.host_wait_all()
         elif line != without:

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loaderviz.emulator import Gpu, Host, Runtime
+from loaderviz.emulator.hazards.between_threads import BetweenThreads
 from loaderviz.emulator.hazards.races import Races
 
 THREADS, STREAMS, EVENTS, LOCKS, BLOCKS, UNIT = 3, 3, 2, 2, 2, 512
@@ -99,7 +100,7 @@ class Emulated:
         self.races = runtime.races = Races(runtime.order, runtime.builder)
         self.streams = [runtime.default_stream, runtime.stream(), runtime.stream()]
         self.events = [runtime.event() for _ in range(EVENTS)]
-        self.races.divide()
+        runtime.order.divide(BetweenThreads(runtime.order))
         self.order, self.locks, self.numbers = runtime.order.threads, {}, list(range(THREADS))
         for thread in range(1, THREADS):
             self.order.start(thread)
@@ -201,5 +202,5 @@ def test_threads_that_come_and_go_leave_nothing_behind():
         emulated.kernel(1, step % STREAMS, 0, False)
     emulated.run(0)
     assert len(emulated.order._slots) == THREADS
-    assert all(len(clock) <= STREAMS * THREADS for clock in emulated.order._view.values())
+    assert all(len(clock) <= STREAMS * THREADS for clock in emulated.order.clocks.values())
     assert len(emulated.order._ended) <= 1

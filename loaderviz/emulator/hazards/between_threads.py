@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore, join_clock
+from loaderviz.emulator.hazards.happens_before import Clock, Clocks, HappensBefore, join_clock
 
 Source = int  # a stream's id, and which thread put the work there
 THREAD = 1 << 20  # what a thread adds to a stream's id; one that has ended leaves its number to a later one
@@ -28,29 +28,21 @@ class Recorded(NamedTuple):
     clock: Clock
 
 
-class BetweenThreads:
-    """The views of all threads; the calls are made for the one that runs. All begin with what the `main` one knows."""
+class BetweenThreads(Clocks):
+    """The views of all threads; the calls are made for the one that runs, whose `clocks` are its view.
 
-    def __init__(self, order: HappensBefore, main: int = 0) -> None:
-        self._view: View = {stream: dict(order.clock(stream)) for stream in order.streams}
-        self._views, self._slots, self._running = {main: self._view}, {main: 0}, main
+    All begin with what the main one, 0, knows. Here work is ordered if that one is certain of it.
+    """
+
+    def __init__(self, order: HappensBefore) -> None:
+        super().__init__({stream: dict(order.clock(stream)) for stream in order.clocks})
+        self._views, self._slots, self._running = {0: self.clocks}, {0: 0}, 0
         self._told: dict[int, View] = {}  # what each has told last, unless it has learnt or done something since
         self._ended: list[tuple[int, View]] = []
 
     def source(self, stream: int) -> Source:
         """Return what stands for work that the running thread puts into a stream."""
         return stream + self._slots[self._running] * THREAD
-
-    def clock(self, stream: int) -> Clock:
-        """Return what the running thread's next work in a stream (or what the `HOST` does) comes after."""
-        clock = self._view.setdefault(stream, {})
-        if stream != HOST:
-            join_clock(clock, self._view.setdefault(HOST, {}))
-        return clock
-
-    def knows(self, stream: int, source: Source, number: int) -> bool:
-        """Tell whether the running thread is certain that this work was put into its stream before now."""
-        return self.clock(stream).get(source, 0) >= number
 
     # What it does
 
@@ -69,26 +61,21 @@ class BetweenThreads:
 
         Of another thread's, that it does not know to be recorded, it may have come too early.
         """
-        if event is None or self.knows(event.source % THREAD, event.source, event.number):
+        if event is None or self.is_ordered(event.source % THREAD, (event.source, event.number)):
             join_clock(self.clock(stream), event.clock if event else clock)
             self._told.pop(self._running, None)
-
-    def host_wait_all(self) -> None:
-        """It waits for the device, that is, for all that it knows to be there."""
-        for stream in self._view.keys() - {HOST}:
-            self.wait(HOST, None, self._view[stream])
 
     # What others know of it
 
     def run(self, thread: int) -> None:
         """Another thread goes on."""
-        self._running, self._view = thread, self._views[thread]
+        self._running, self.clocks = thread, self._views[thread]
 
     def tell(self, before: View | None = None) -> View:
         """Return what the running thread knows, for others to `learn`; `before` it others may have told something."""
         told = self._told.get(self._running)
         if told is None:
-            told = self._told[self._running] = {stream: dict(clock) for stream, clock in self._view.items()}
+            told = self._told[self._running] = {stream: dict(clock) for stream, clock in self.clocks.items()}
         if before is None or before is told:
             return told
         both = {stream: dict(clock) for stream, clock in before.items()}
@@ -98,14 +85,15 @@ class BetweenThreads:
     def learn(self, told: View | None) -> None:
         """The running thread comes after what another one did before it told this."""
         if told is not None and told is not self._told.get(self._running):
-            _join(self._view, told)
+            _join(self.clocks, told)
             self._told.pop(self._running, None)
 
     def start(self, thread: int) -> None:
         """The running thread starts another one."""
-        self._views[thread] = {stream: dict(clock) for stream, clock in self._view.items()}
+        self._views[thread] = {stream: dict(clock) for stream, clock in self.clocks.items()}
         for ended in self._ended:
-            if _covers(self._view, ended[1]):
+            work = [(stream, *entry) for stream, clock in ended[1].items() for entry in clock.items()]
+            if all(self.clocks.get(stream, {}).get(source, 0) >= number for stream, source, number in work):
                 self._ended.remove(ended)
                 self._slots[thread] = ended[0]
                 return
@@ -122,11 +110,3 @@ class BetweenThreads:
 def _join(view: View, other: View) -> None:
     for stream, clock in other.items():
         join_clock(view.setdefault(stream, {}), clock)
-
-
-def _covers(view: View, other: View) -> bool:
-    return all(
-        view.get(stream, {}).get(source, 0) >= number
-        for stream, clock in other.items()
-        for source, number in clock.items()
-    )

@@ -42,21 +42,33 @@ class Snapshot(Clock):
         self.recorded: Recorded | None = None
 
 
-class HappensBefore:
-    """Vector clocks, one per stream and one for the host; and the same for each counterfactual."""
+class Clocks:
+    """Vector clocks, one per stream and one for the host."""
+
+    def __init__(self, clocks: dict[int, Clock]) -> None:
+        self.clocks = clocks
+
+    def clock(self, stream: int) -> Clock:
+        """Return the clock of a stream (or of the `HOST`) as it is now; it is not a copy."""
+        clock = self.clocks.setdefault(stream, {})
+        if stream != HOST:
+            join_clock(clock, self.clocks[HOST])
+        return clock
+
+    def is_ordered(self, stream: int, place: Place) -> bool:
+        """Tell whether what `stream` gets next runs after the work at `place`. `HOST` asks for the host."""
+        owner, number = place
+        return self.clock(stream).get(owner, 0) >= number
+
+
+class HappensBefore(Clocks):
+    """What is certain of the device's order; and the same for each counterfactual."""
 
     def __init__(self) -> None:
-        self._clocks: dict[int, Clock] = {HOST: {}}
-        self._seen: dict[int, int] = {}  # stream -> version of the host's clock that it has taken over
-        self._host_version = 0
+        super().__init__({HOST: {}})
         self.counterfactuals: dict[str, HappensBefore] = {}  # source line of waits -> the order without them
         self.needed: set[str] = set()  # lines that something relies on
         self.threads: BetweenThreads | None = None  # who of the host's threads knows what, where there are several
-
-    @property
-    def streams(self) -> list[int]:
-        """All that have a clock, and the `HOST`."""
-        return list(self._clocks)
 
     def divide(self, threads: BetweenThreads) -> None:
         """There will be several threads. From now on no wait is found to be needless: another thread may need it."""
@@ -66,11 +78,10 @@ class HappensBefore:
 
     def enqueue(self, stream: int) -> Place:
         """Note that the host puts work into `stream`; return its place."""
-        clock = self._clocks[stream] if self._seen.get(stream) == self._host_version else self.clock(stream)
+        clock = self.clock(stream)
         number = clock[stream] = clock.get(stream, 0) + 1
-        if self.counterfactuals:
-            for other in self.counterfactuals.values():
-                other.enqueue(stream)
+        for other in self.counterfactuals.values():
+            other.enqueue(stream)
         if self.threads:
             self.threads.enqueue(stream, number)
         return stream, number
@@ -85,7 +96,10 @@ class HappensBefore:
         return snapshot
 
     def wait(self, stream: int, clock: Clock, line: str = "") -> None:
-        """Order everything that `stream` gets from now on after `clock`; not so in the counterfactual of its `line`."""
+        """Order everything that `stream` gets from now on after `clock`; not so in the counterfactual of its `line`.
+
+        What the `HOST` waits for comes before all that it enqueues later.
+        """
         join_clock(self.clock(stream), clock)
         for name, other in self.counterfactuals.items():
             if name != line:
@@ -93,39 +107,10 @@ class HappensBefore:
         if self.threads:
             self.threads.wait(stream, getattr(clock, "recorded", None), clock)
 
-    def host_wait(self, clock: Clock) -> None:
-        """Order the host, and so all that it enqueues later, after `clock`."""
-        join_clock(self._clocks[HOST], clock)
-        self._host_version += 1
-        for name, other in self.counterfactuals.items():
-            other.host_wait(_without(clock, name))
-        if self.threads:
-            self.threads.wait(HOST, getattr(clock, "recorded", None), clock)
-
     def host_wait_all(self) -> None:
         """A device synchronise: the host is ordered after every stream."""
-        for stream in self._clocks.keys() - {HOST}:
-            join_clock(self._clocks[HOST], self._clocks[stream])
-        self._host_version += 1
-        for other in self.counterfactuals.values():
-            other.host_wait_all()
-        if self.threads:
-            self.threads.host_wait_all()
-
-    def is_ordered(self, stream: int, place: Place) -> bool:
-        """Tell whether what `stream` gets next runs after the work at `place`. `HOST` asks for the host."""
-        owner, number = place
-        return self.clock(stream).get(owner, 0) >= number
-
-    def clock(self, stream: int) -> Clock:
-        """Return the clock of a stream (or of the `HOST`) as it is now; it is not a copy."""
-        if self._seen.get(stream) == self._host_version:
-            return self._clocks[stream]
-        clock = self._clocks.setdefault(stream, {})
-        if stream != HOST:
-            join_clock(clock, self._clocks[HOST])
-            self._seen[stream] = self._host_version
-        return clock
+        for stream in self.clocks.keys() - {HOST}:
+            self.wait(HOST, self.snapshot(stream))
 
     # Which waits are needed
 
@@ -134,8 +119,7 @@ class HappensBefore:
         known = line in self.counterfactuals or line in self.needed
         if line and not known and not self.threads and len(self.counterfactuals) < COUNTERFACTUALS:
             other = self.counterfactuals[line] = HappensBefore()
-            other._clocks = {stream: dict(clock) for stream, clock in self._clocks.items()}
-            other._seen, other._host_version = dict(self._seen), self._host_version
+            other.clocks = {stream: dict(clock) for stream, clock in self.clocks.items()}
 
     def need(self, stream: int, place: Place) -> None:
         """What `stream` (or the `HOST`) does must come after `place`: the lines that see to it are needed."""
@@ -196,13 +180,6 @@ class Cell:
     def __init__(self, start: int, end: int, writes: dict[int, LastAccess], reads: dict[int, LastAccess]) -> None:
         self.start, self.end, self.writes, self.reads = start, end, writes, reads
 
-    def is_of(self, stream: int) -> bool:
-        """Tell whether nobody but `stream` has touched it."""
-        writes, reads = self.writes, self.reads
-        return (not writes or (len(writes) == 1 and stream in writes)) and (
-            not reads or (len(reads) == 1 and stream in reads)
-        )
-
 
 class AddressMap:
     """Cells by address. They do not overlap; addresses never touched have none."""
@@ -213,9 +190,6 @@ class AddressMap:
 
     def cells(self, start: int, end: int) -> Sequence[Cell]:
         """Return the cells that make up `start` to `end` exactly; they are split or made where needed."""
-        cell = self._cells.get(start)
-        if cell is not None and cell.end == end:
-            return (cell,)
         found, position = [], start
         for cell in self.cells_in(start, end):
             if position < cell.start:
@@ -226,51 +200,21 @@ class AddressMap:
             found.append(self._add(position, end))
         return found
 
-    def read(self, start: int, end: int, stream: int, access: LastAccess) -> bool:
-        """Add a read to one cell that nobody but `stream` writes to; return False if there is no such cell."""
-        cell = self._cells.get(start)
-        if cell is None or cell.end != end:
-            return False
-        writes = cell.writes
-        if writes and (len(writes) > 1 or stream not in writes):
-            return False
-        cell.reads[stream] = access
-        return True
+    def alone(self, start: int, end: int, stream: int, access: LastAccess) -> bool:
+        """Add an access to one cell that races with nothing there; return False if that has to be looked at.
 
-    def overwrite(self, start: int, end: int, stream: int, access: LastAccess) -> bool:
-        """Make one cell, with this write, of what nobody but `stream` has touched; return False if somebody has.
-
-        With `read`, that is most of what a training loop does: no other stream has to do with its parameters, and
-        where a tensor is made, there lay one of the same stream before, perhaps of another size.
+        Nobody but `stream` writes to the cell, nor, where this is a write, reads it. That is most of what a training
+        loop does: no other stream has to do with its parameters.
         """
-        starts, cells = self._starts, self._cells
-        cell = cells.get(start)
-        if cell is not None and cell.end == end:
-            if not cell.is_of(stream):
-                return False
+        cell = self._cells.get(start)
+        if cell is None or cell.end != end or not cell.writes.keys() <= {stream}:
+            return False
+        if not access.writes:
+            cell.reads[stream] = access
+        elif cell.reads.keys() <= {stream}:
             cell.writes, cell.reads = {stream: access}, {}
-            return True
-        first = bisect_right(starts, start) - 1
-        if first < 0 or cells[starts[first]].end <= start:
-            first += 1
-        last = bisect_left(starts, end, first)
-        found = [cells[begin] for begin in starts[first:last]]
-        for cell in found:
-            if not cell.is_of(stream):
-                return False
-        edges = [start]
-        if found:
-            front, back = found[0], found[-1]
-            if back.end > end:
-                cells[end] = Cell(end, back.end, back.writes.copy(), back.reads.copy())
-                edges.append(end)
-            if front.start < start:
-                front.end = start
-                edges.insert(0, front.start)
-            for begin in starts[first + (front.start <= start) : last]:
-                del cells[begin]
-        cells[start] = Cell(start, end, {stream: access}, {})
-        starts[first:last] = edges
+        else:
+            return False
         return True
 
     def cells_in(self, start: int, end: int) -> list[Cell]:

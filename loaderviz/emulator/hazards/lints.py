@@ -66,27 +66,23 @@ class Linter:
         self._streams: dict[str, StreamLine] = {}
         self._blank: dict[tuple[str, str], Line] = {}  # by the lines that read and made it
         self._made: dict[int, str] = {}  # stream -> line
-        self._last: dict[tuple[int, int], str] = {}  # (waiter, other) -> line of the last wait
+        self.last_waits: dict[tuple[int, int], str] = {}  # (who is waited for, waiter) -> line of the last wait
         self._known: dict[int, dict[int, int]] = {}  # waiter -> other -> number of the last work waited for
         # Waits that may be needless: line, marker, what was in the stream before, and what came next.
         self._open: dict[int, list[tuple[Line, Command, Command | None]]] = {}  # by stream: nothing came yet
         self._held: list[tuple[Line, Command, Command | None, Command]] = []
 
-    def wait(
-        self, stream: Stream, record: Command | None, source: str, batch: int, marker: Command | None = None
-    ) -> None:
+    def wait(self, stream: Stream, record: Command | None, source: str, batch: int, marker: Command) -> None:
         """`stream` is about to wait, by `marker`, for the event recorded by `record` (None: it never was)."""
-        line = self._waits.get(source)
-        if line is None:
-            at = Access("cudaStreamWaitEvent", False, stream.number, batch=batch, source=source)
-            line = self._waits[source] = Line(at)
+        at = Access("cudaStreamWaitEvent", False, stream.number, batch=batch, source=source)
+        line = self._waits.setdefault(source, Line(at))
         line.count += 1
         line.recorded = record is not None
-        if record is None or marker is None:
+        if record is None:
             line.empty += 1
             return
         line.other = record.stream.number
-        self._last[stream.id, record.stream.id] = source
+        self.last_waits[record.stream.id, stream.id] = source
         # does the event stand for work that the stream has not waited for yet? Now it has
         known, adds = self._known.setdefault(stream.id, {}), False
         for work in record.awaits:
@@ -103,10 +99,6 @@ class Linter:
     def followed(self, command: Command) -> None:
         """The next work after waits is in the stream."""
         self._held += [(*waiting, command) for waiting in self._open.pop(command.stream.id, ())]
-
-    def last_wait(self, stream: Stream | None, other: Stream | None) -> str:
-        """Return the line of the last wait of one stream for another, "" if there was none."""
-        return "" if stream is None or other is None else self._last.get((stream.id, other.id), "")
 
     def blocked(self, command: Command, duration: int, case: str = "") -> None:
         """A copy that was asked to be asynchronous, or is asked by indexing (`case`), blocked the host for these ns."""

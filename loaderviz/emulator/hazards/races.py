@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from loaderviz import words
 from loaderviz.emulator.device import Command, Stream
 from loaderviz.emulator.hazards import UNSEEN, Access, Hazard, Hazards, Lints, RaceError, short, texts
-from loaderviz.emulator.hazards.between_threads import THREAD, BetweenThreads
+from loaderviz.emulator.hazards.between_threads import THREAD
 from loaderviz.emulator.hazards.happens_before import (
     HOST,
     AddressMap,
@@ -147,62 +147,51 @@ class Races:
         """
         if end <= start:
             return
-        if isinstance(work, HostWork):
-            self._host_access(LastAccess(0, work, writes, shape, dtype, block), start, end)
+        memory = self.memory
+        if isinstance(work, HostWork):  # what it enqueues later comes after, so it need not be remembered
+            access = LastAccess(0, work, writes, shape, dtype, block)
+            clock = (self.order.threads or self.order).clock(HOST)
+            for cell in memory.cells_in(start, end):
+                self._compare(cell.writes, access, HOST, clock, "early-refill" if writes else "early-host-read")
+                self._compare(cell.reads if writes else {}, access, HOST, clock, "early-refill")
+            memory.join(start, end)
             return
-        memory, stream = self.memory, self.source_of(work)
+        stream = self.source_of(work)
         access = tuple.__new__(LastAccess, (work.sequence, work, writes, shape, dtype, block))  # by far the most
-        if (memory.overwrite if writes else memory.read)(start, end, stream, access):
+        if memory.alone(start, end, stream, access):
             return
         clock = (self.order.threads or self.order).clock(work.stream.id)
         for cell in memory.cells(start, end):
-            self._touch(cell, access, stream, clock, reads)
+            self._touch(cell, access, stream, clock, "early-read" if reads else "early-reuse")
         memory.join(start, end)
-
-    def divide(self) -> None:
-        """There will be several threads of the host."""
-        self.order.divide(BetweenThreads(self.order))
 
     def source_of(self, work: Command) -> int:
         """Return by whom the work that was just enqueued touches memory: its stream, and the thread that runs."""
         return self.order.threads.source(work.stream.id) if self.order.threads else work.stream.id
 
-    def _touch(self, cell: Cell, access: LastAccess, stream: int, clock: Clock, reads: bool) -> None:
+    def _touch(self, cell: Cell, access: LastAccess, stream: int, clock: Clock, kind: str) -> None:
         """What is ordered before a write is done with: whoever comes after the write comes after that, too."""
-        self._compare(cell.writes, access, stream, clock, reads)
+        self._compare(cell.writes, access, stream, clock, kind)
         if not access.writes:
             cell.reads[stream] = access
             return
-        self._compare(cell.reads, access, stream, clock, False)
+        self._compare(cell.reads, access, stream, clock, "early-reuse")
         cell.reads = _unordered(cell.reads, stream, clock)
         cell.writes = _unordered(cell.writes, stream, clock)
         cell.writes[stream] = access
 
     def _compare(
-        self, earlier: dict[int, LastAccess], access: LastAccess, stream: int, clock: Clock, reads: bool
+        self, earlier: dict[int, LastAccess], access: LastAccess, stream: int, clock: Clock, kind: str
     ) -> None:
+        """Report a race of this `kind` with each earlier access that is not over; a new block's is one of its reuse."""
         for other, before in earlier.items():
             if (other - stream) % THREAD == 0:
                 continue
             if clock.get(other, 0) < before.sequence:
-                reused = before.block is not access.block
-                self._report(
-                    "early-read" if reads and before.writes and not reused else "early-reuse", before, access, other
-                )
+                reused = kind == "early-read" and before.block is not access.block
+                self._report("early-reuse" if reused else kind, before, access, other)
             elif self.order.counterfactuals:
                 self.order.need(stream, (other, before.sequence))
-
-    def _host_access(self, access: LastAccess, start: int, end: int) -> None:
-        """The host reads or writes pinned memory: what it enqueues later comes after, so it need not be remembered."""
-        clock = (self.order.threads or self.order).clock(HOST)
-        for cell in self.memory.cells_in(start, end):
-            for earlier in (cell.writes, cell.reads) if access.writes else (cell.writes,):
-                for stream, before in earlier.items():
-                    if clock.get(stream, 0) < before.sequence:
-                        self._report("early-refill" if access.writes else "early-host-read", before, access, stream)
-                    elif self.order.counterfactuals:
-                        self.order.need(HOST, (stream, before.sequence))
-        self.memory.join(start, end)
 
     def changed_unseen(self, copy: LastAccess, found_by: HostWork) -> None:
         """Pinned bytes are not what they were when `copy` was queued to read (or fill) them; nobody told of it."""
@@ -242,8 +231,8 @@ class Races:
             edge = self._last[pair] = self._missing.setdefault((*pair, line), MissingEdge(line))
             edge.times, edge.up_to = edge.times + 1, self.order.clock(pair[0]).get(pair[0], 0)
         threads = self.order.threads
-        apart = bool(threads and other and not threads.knows(other.id, source, first.sequence))
-        edge.add(kind, Conflict(first, second, self.linter.last_wait(stream, other), apart))
+        apart = bool(threads and other and not threads.is_ordered(other.id, (source, first.sequence)))
+        edge.add(kind, Conflict(first, second, self.linter.last_waits.get(pair, ""), apart))
         if self.raising:
             raise RaceError(self._hazard(edge))
 

@@ -20,7 +20,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -158,7 +158,7 @@ class Scheduler:
             self.session.alone, self.session.stop = 0, None
             self.session.note(MODEL)
             if self.runtime.races:
-                self.runtime.races.divide()
+                self.runtime.order.divide(BetweenThreads(self.runtime.order))
             _thread.start_new_thread(self._watch, ())
         assert self.running
         return self.running
@@ -229,7 +229,7 @@ class Scheduler:
         """The thread that runs has so many ns to do: Python, which needs the interpreter's lock, or C without it."""
         if self.here() is None:
             self.runtime.now += duration
-        elif gil and self.gil.exists:
+        elif gil and self.gil.interval:
             while duration > 0:
                 piece = self.gil.piece(duration)
                 self.runtime.now += piece
@@ -452,15 +452,15 @@ class Scheduler:
             known = {turn.ident for turn in self._turns}
             others = [thread for thread in threading.enumerate() if thread.ident not in known]
             if self.session.refused or not patience or not any(map(self.may_wake, others)):
-                self._problem = self.main.problem = self.session.refused or self._deadlock()
+                lines = [
+                    f"{turn.name} waits in {turn.why} at {turn.place or 'an unknown line'}" for turn in self._turns
+                ]
+                deadlock = DeadlockError("every thread of the program waits for another one: " + "; ".join(lines))
+                self._problem = self.main.problem = self.session.refused or deadlock
                 self._wanted = self.main
             else:
                 REAL_SLEEP(0.01)
         return self._next() or self._stuck()
-
-    def _deadlock(self) -> DeadlockError:
-        lines = [f"{turn.name} waits in {turn.why} at {turn.place or 'an unknown line'}" for turn in self._turns]
-        return DeadlockError("every thread of the program waits for another one: " + "; ".join(lines))
 
     def _watch(self) -> None:
         """Find a thread that waits where nobody sees it: for long it comes to no point, and uses no processor."""
@@ -471,7 +471,9 @@ class Scheduler:
             if turn is None or self.points != before or len(self._turns) < 2:
                 before, still, busy = self.points, 0, 0
                 continue
-            used = processor_time_of(turn.ident)
+            used = None  # where the system does not tell another thread's processor time
+            with suppress(AttributeError, OSError):
+                used = time.clock_gettime_ns(time.pthread_getcpuclockid(turn.ident))  # type: ignore[attr-defined,unused-ignore]
             works, work = used is None or used - work > WORKS, used or 0
             still, busy = (0, busy + 1) if works else (still + 1, busy)
             if (still >= STUCK or busy >= SPINS) and self.running is turn and self.points == before:
@@ -514,11 +516,3 @@ class Scheduler:
 
 REAL_SLEEP = time.sleep  # a recording has another one
 STUCK_OUTSIDE = 3000  # hundredths of s in which a thread outside the recording may end the wait of all
-
-
-def processor_time_of(ident: int) -> int | None:
-    """Return the processor time of a thread [ns]; None where the system does not tell another thread's."""
-    try:
-        return time.clock_gettime_ns(time.pthread_getcpuclockid(ident))  # type: ignore[attr-defined,unused-ignore]
-    except (AttributeError, OSError):
-        return None

@@ -21,21 +21,16 @@ class Gil:
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler, self._interval = scheduler, scheduler.runtime.host.switch_interval
+        self._scheduler, self.interval = scheduler, scheduler.runtime.host.switch_interval
         self._holder: Turn | None = None
         self._line: list[Turn] = []
         self._wakes = 0
         self._since = 0  # when the one that has it got it, or the first in line began to wait, whichever is later
 
-    @property
-    def exists(self) -> bool:
-        """Whether this is a Python with one."""
-        return self._interval > 0
-
     def take(self) -> None:
         """The thread that runs goes on with Python: it waits until it has the lock."""
         scheduler, again = self._scheduler, False
-        while self._interval and (turn := scheduler.here()) not in (None, self._holder):
+        while self.interval and (turn := scheduler.here()) not in (None, self._holder):
             if self._holder is None:
                 self._holder, self._since = turn, scheduler.runtime.now
                 return
@@ -53,13 +48,13 @@ class Gil:
     def share(self) -> None:
         """The thread that runs has come to a point: it hands the lock over if the first in line has waited for long."""
         turn, now = self._scheduler.running, self._scheduler.runtime.now
-        if self._line and self._holder is turn and now >= self._since + self._interval:
+        if self._line and self._holder is turn and now >= self._since + self.interval:
             self._holder = self._wake()
             self.take()
 
     def piece(self, left: int) -> int:
         """Return how much of so many ns of Python passes before it may have to be handed over."""
-        due = self._since + self._interval - self._scheduler.runtime.now if self._line else self._interval
+        due = self._since + self.interval - self._scheduler.runtime.now if self._line else self.interval
         return min(left, max(1, due))
 
     def _wake(self) -> Turn | None:

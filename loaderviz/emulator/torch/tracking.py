@@ -66,8 +66,7 @@ class AccessTracking:
             block, writes = tag.block, id(tensor) in changed
             if 0 < tensor.nbytes == block.requested:  # by far the most, so that this is spelt out; else as in `_access`
                 use = new(LastAccess, (command.sequence, command, writes, tensor.shape, tensor.dtype, block))
-                note, start = memory.overwrite if writes else memory.read, block.address
-                if note(start, start + block.size, stream, use):
+                if memory.alone(block.address, block.address + block.size, stream, use):
                     continue
             self._access(command, tensor, block, not (writes and operator.fills), writes)
         if outputs and operator.makes:
