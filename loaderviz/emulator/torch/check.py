@@ -221,17 +221,14 @@ class Checker:
             return self._deeper(run, module, args, kwargs)
         with _outputs_of(module, self._session) as found:
             result = self._deeper(run, module, args, kwargs)
-        after = torch.default_generator.get_state()
         source = self._session.source()
-        with self._session.on_host(), self._aside():
+        with self._session.on_host(), self._aside(), torch.random.fork_rng(()):
             torch.default_generator.set_state(random)
             try:
                 with _outputs_of(twin, self._session) as expected, torch.no_grad():
                     twin(*given, **named)
             except Exception:
                 self.report.left_out["modules that the CPU cannot run alone"] += 1
-            finally:
-                torch.default_generator.set_state(after)
             self._compare_modules(source, found, expected)
         return result
 

@@ -384,8 +384,13 @@ class Iterators:
         own = any(not type(each).__module__.startswith("torch.") for each in (drawn, getattr(drawn, "sampler", drawn)))
         if not (own and session.priced and session.in_recording_thread()):
             return original(iterator)
-        with session.unpriced_part():
+        priced, session.priced = session.priced, 0
+        session.leave()
+        try:
             return original(iterator)
+        finally:
+            session.enter("torch")
+            session.priced = priced
 
     def pickle(self, original: Callable[..., None], *args: Any) -> None:
         """Pickle what a process gets that is started anew; a forked one has it, so what torch copies costs nothing."""

@@ -317,24 +317,14 @@ def _first(data: Any) -> list[Any]:
 # Types by their old names
 
 
-def dtype_of(name: str) -> tuple[torch.device, torch.dtype]:
-    """Return device and dtype of a type such as "torch.cuda.FloatTensor". Raises ValueError if it is none.
-
-    >>> dtype_of("torch.cuda.HalfTensor")
-    (device(type='cuda', index=0), torch.float16)
-    """
+def _type_of(session: Session, kind: Any) -> tuple[torch.device, torch.dtype]:
+    """Return device and dtype of an old type or its name; of `torch.Tensor` the default. Raises ValueError."""
+    name = str(kind) if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+    if name == "torch.Tensor":
+        return session.default_type, torch.get_default_dtype()
     if name not in TYPES:
         raise ValueError(f"invalid type: '{name}'")
     return TYPES[name]
-
-
-def _name_of(session: Session, kind: Any) -> str:
-    """Return the name of a type, which may be given as such; of `torch.Tensor` that of the default type."""
-    name = str(kind) if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
-    if name != "torch.Tensor":
-        return name
-    default = session.default_type, torch.get_default_dtype()
-    return next(name for name, known in TYPES.items() if known == default)
 
 
 @answers(torch.Tensor.type)
@@ -344,7 +334,7 @@ def _type(session: Session, func: Any, tensor: Any, dtype: Any = None, non_block
         return name.replace("torch.", "torch.cuda.") if is_on_device(tensor) else name
     if isinstance(dtype, torch.dtype):
         return move(session, tensor, None, dtype, non_blocking, **more)
-    return move(session, tensor, *dtype_of(_name_of(session, dtype)), non_blocking, **more)
+    return move(session, tensor, *_type_of(session, dtype), non_blocking, **more)
 
 
 @answers(torch.Tensor.new)
@@ -422,7 +412,7 @@ def install_types(session: Session, patches: Patches) -> None:
 
     @patches.around(torch, "set_default_tensor_type")
     def set_default_tensor_type(choose: Any, kind: Any) -> None:
-        device, dtype = dtype_of(_name_of(session, kind))
+        device, dtype = _type_of(session, kind)
         torch.set_default_dtype(dtype)
         session.default_type = device
 

@@ -178,10 +178,6 @@ class TensorMemory:
         self._released: deque[Any] = deque()  # blocks
         self._rests: DeviceTag | None = None  # of all that gets to the device once nothing is recorded any more
 
-    def mark_rest(self) -> None:
-        """From now on no memory is counted: what is put on the device gets one tag."""
-        self._rests = DeviceTag(self, self.allocate(0))
-
     def place(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
         """Put a new tensor's storage on the device, in a block of the current stream. Raises torch.OutOfMemoryError."""
         self.give_block(storage_of(tensor), batch)

@@ -166,24 +166,21 @@ def _install_scripts(session: Session, patches: Patches) -> None:
 
 def _rewritten(code: Any) -> Any:
     """Return the same code as a function that asks the emulator where tensors are; None if it does not ask."""
-    graph, found = code.inlined_graph, False
+    graph = code.inlined_graph
+    before = str(graph)
     if graph.findAllNodes("prim::fork", True):  # by a thread of its own; here one after the other
-        found = True
         internals.jit_pass_inline_fork_wait(graph)
     for name in ("prim::device", "prim::is_cuda", "prim::is_cpu", "aten::get_device"):
         for node in graph.findAllNodes(name, True):
-            found = True
             _replace(graph, node, f"loaderviz::{name.partition('::')[2]}", [node.inputsAt(0)])
     for node in (
         node for name in ("to", "cpu", "cuda", "type_as") for node in graph.findAllNodes(f"aten::{name}", True)
     ):
-        found = True
         _replace(graph, node, "loaderviz::to", _arguments_of_to(graph, node))
     for node in graph.findAllNodes("prim::Constant", True):
         if str(node.output().type()) == "Device" and f'value="{STANDS_FOR_CUDA}"' in str(node):
-            found = True
             node.output().replaceAllUsesWith(_constant(graph, node, DEVICE))
-    if not found:
+    if str(graph) == before:
         return None
     _operators()
     return internals.create_function_from_graph(code.name, graph)

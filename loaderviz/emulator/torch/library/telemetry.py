@@ -120,7 +120,7 @@ def _cudart(session: Session) -> Any:
         cudaGetErrorString=lambda code: "no error" if int(code) == SUCCESS else f"error {int(code)}",
         cudaProfilerStart=lambda: SUCCESS,
         cudaProfilerStop=lambda: SUCCESS,
-        cudaMemGetInfo=lambda device=0: session.pool.mem_get_info(),
+        cudaMemGetInfo=_memory_of(session),
     )
 
 
@@ -205,13 +205,9 @@ def _write(reference: Any, value: Any = None, **fields: int) -> int:
 
 
 def _install_memory(session: Session, patches: Patches) -> None:
-    """Put in place what torch's C++ would answer of memory, and what torch's Python itself decides."""
-    functions = _fraction(session) | _whole(session)
-    own = _statistics(session) | _pinned_statistics(session) | _history(session)
-    patches.set_all(internals.C, own | {"_accelerator_getMemoryInfo": functions["mem_get_info"]})
-    for owner in (torch.cuda, torch.cuda.memory, torch.accelerator):
-        for name, answer in functions.items():
-            patches.function(owner, name, answer)
+    """Put in place what torch's C++ would answer of memory."""
+    own = _statistics(session) | _pinned_statistics(session) | _history(session) | _whole(session)
+    patches.set_all(internals.C, own)
 
 
 def _now(session: Session) -> None:
@@ -293,34 +289,33 @@ def _history(session: Session) -> dict[str, Any]:
     }
 
 
-def _whole(session: Session) -> dict[str, Any]:
-    def empty_cache() -> None:
-        with session.calling("torch.cuda.empty_cache"):
-            session.pool.empty_cache()
-
+def _memory_of(session: Session) -> Callable[..., tuple[int, int]]:
     def mem_get_info() -> tuple[int, int]:
         _now(session)
         return session.pool.mem_get_info()
 
-    return {"empty_cache": empty_cache, "mem_get_info": for_device(mem_get_info)}
+    return for_device(mem_get_info)
 
 
-def _fraction(session: Session) -> dict[str, Any]:
-    pool, limit = session.pool, 1.0
+def _whole(session: Session) -> dict[str, Any]:
+    pool, limit = session.pool, [1.0]
     whole = pool.capacity
 
-    def set_fraction(fraction: float, device: Any = None) -> None:
+    def empty_cache() -> None:
+        with session.calling("torch.cuda.empty_cache"):
+            pool.empty_cache()
+
+    def set_fraction(fraction: float, device: int) -> None:
         check_device(device)
-        if not isinstance(fraction, float):
-            raise TypeError("Invalid type for fraction argument, must be `float`")
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-        nonlocal limit
-        limit = fraction
+        limit[0] = fraction
         pool.capacity = min(whole, int(fraction * session.runtime.gpu.memory))
 
-    get_fraction = for_device(lambda: limit)
-    return {"set_per_process_memory_fraction": set_fraction, "get_per_process_memory_fraction": get_fraction}
+    return {
+        **dict.fromkeys(("_cuda_emptyCache", "_accelerator_emptyCache"), empty_cache),
+        "_accelerator_getMemoryInfo": _memory_of(session),
+        "_cuda_setMemoryFraction": set_fraction,
+        "_cuda_getMemoryFraction": for_device(lambda: limit[0]),
+    }
 
 
 def _times(durations: list[int]) -> dict[str, int]:
