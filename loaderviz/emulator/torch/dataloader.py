@@ -122,6 +122,8 @@ def install(session: Session, patches: Patches) -> None:
     if session.measured:
         session.sampler = session.meter.sampler = Sampler(lambda: session.runtime.now, own=True)
         patches.pricing.at_end(session.sampler.stop)
+        patches.pricing.around(multiprocessing.queues.Queue, "get")(iterators.receive)
+    patches.around(multiprocessing.reduction, "dump")(iterators.pickle)
 
     def look(loader: Any = None) -> None:  # each DataLoader calls it when it is made
         if waiting and STATEFUL in sys.modules:
@@ -282,7 +284,7 @@ class Iterators:
     """What is done around the parts of a DataLoader's iterators, of which `original` is one, in a recording."""
 
     def __init__(self, session: Session) -> None:
-        self.session, self.listening = session, False
+        self.session = session
 
     def install(self, patches: Patches, module: Any, prefix: str) -> None:
         """Take the place of the parts of a module's iterators."""
@@ -301,10 +303,6 @@ class Iterators:
         pricing.around(several, "_next_data")(self.next_data)
         base = next(each for each in several.__mro__ if "_next_index" in vars(each))
         pricing.around(base, "_next_index")(self.draw)
-        patches.around(multiprocessing.reduction, "dump")(self.pickle)
-        if session.measured and not self.listening:
-            self.listening = True
-            pricing.around(multiprocessing.queues.Queue, "get")(self.receive)
 
     def fetch(self, original: Callable[..., Any], iterator: Any) -> Any:
         """Fetch a batch on the main thread (and pin it there, R45)."""

@@ -23,12 +23,12 @@ from loaderviz.emulator.torch.tensors import (
     ATTRIBUTE,
     DECLARED,
     MEMBERS,
+    NO_DISPATCH,
     PLAIN,
     SET,
     DeviceTag,
     any_on_device,
     is_on_device,
-    runs_itself,
     tag_of,
 )
 
@@ -191,7 +191,7 @@ def move(
         return tensor.to(**options)
     if tensor.is_meta or device.type not in ("cpu", "cuda"):
         return tensor.to(CPU if device.type == "cuda" else device, **options)
-    if runs_itself(tensor):  # it asks for its parts to be moved
+    if type(tensor).__torch_dispatch__ is not NO_DISPATCH:  # its own class runs operators: it asks for its parts
         with session.placing(device):
             return aten._to_copy.default(  # type: ignore[no-any-return]
                 tensor, dtype=dtype, device=device, non_blocking=non_blocking, memory_format=memory_format
@@ -249,8 +249,10 @@ def _from_data(
 ) -> Any:
     template = args[0] if func is torch.Tensor.new_tensor else None
     given = next(iter(args[template is not None :]), kwargs.get("data", kwargs.get("obj")))
-    default = CPU if func is torch.asarray else session.default_type
-    place = wanted_device(_default_device(given, template, default) if device is None else device)
+    if device is None:  # where its template is, on the default device, where it is itself, or as the default type
+        default, like = CPU if func is torch.asarray else session.default_type, given if template is None else template
+        device = (_device.CURRENT_DEVICE if template is None else None) or _device_of(like, default)
+    place = wanted_device(device)
     if place.type not in ("cpu", "cuda"):
         return func(*args, **kwargs, device=place)
     if kwargs.get("copy") is False and place != _device_of(given):
@@ -265,13 +267,6 @@ def _from_data(
     if place.type == "cuda":
         result = move(session, result, place, None, False)
     return result.requires_grad_() if requires_grad else result
-
-
-def _default_device(given: Any, template: Any, default: torch.device) -> torch.device:
-    """Where data go if the call does not say it: to the template, the default device, where they are, the default."""
-    if template is None and _device.CURRENT_DEVICE is not None:
-        return _device.CURRENT_DEVICE
-    return _device_of(given if template is None else template, default)
 
 
 def _device_of(value: Any, default: torch.device = CPU) -> torch.device:

@@ -155,11 +155,6 @@ def is_on_device(tensor: Any) -> bool:
         return any(map(is_on_device, parts)) or type(tag_of(tensor)) is DeviceTag
 
 
-def runs_itself(tensor: torch.Tensor) -> bool:
-    """Tell whether operators on this tensor are run by its own class."""
-    return type(tensor) not in PLAIN and type(tensor).__torch_dispatch__ is not NO_DISPATCH
-
-
 def any_on_device(values: Iterable[Any]) -> bool:
     """Tell whether one of these values, or of the lists among them, is a tensor of the emulated device."""
     return any(any_on_device(value) if isinstance(value, (list, tuple)) else is_on_device(value) for value in values)

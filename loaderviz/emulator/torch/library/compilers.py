@@ -214,14 +214,19 @@ def _replace(graph: Any, node: Any, name: str, inputs: list[Any]) -> None:
 
 
 def _install_fake(patches: Patches) -> None:
-    guarded = _lend_guard(patches)
+    table, guard = _guards(), _guard_without_gpu()
+    if guard is not None:
+        # Until the recording ends CUDA has a guard that does nothing. Without one, what names the device in C++ fails,
+        # and autograd of a tensor that says "cuda" ends the process.
+        patches.at_end(partial(table.__setitem__, CUDA, table[CUDA]))
+        table[CUDA] = guard
     # As without a GPU: constants go to it by operators that a fake tensor sees
     patches.set(fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda mode: True))
     patches.set(fake_tensor, "init_gpu_context", lambda device: None)  # torch 2.10 would begin CUDA
 
     @patches.around(fake_tensor.FakeTensor, "__new__")
     def make(original: Any, cls: Any, mode: Any, elem: Any, device: torch.device, *args: Any, **kwargs: Any) -> Any:
-        if device.type == "cuda" and not guarded:
+        if device.type == "cuda" and guard is None:
             raise NotModelledError(
                 "FakeTensor on the emulated GPU: this build of torch shows no table of device guards, without which "
                 "autograd would end the process; make the fake tensors, or the export, of a model on the CPU"
@@ -271,16 +276,3 @@ def _guard_without_gpu() -> int | None:
         return None if table[CUDA] == ctypes.addressof(asked) else table[CUDA]
     finally:
         table[CUDA] = before
-
-
-def _lend_guard(patches: Patches) -> bool:
-    """Let CUDA have a guard that does nothing until the recording ends; tell whether it could be done.
-
-    Without one, what names the device in C++ fails, and autograd of a tensor that says "cuda" ends the process.
-    """
-    table, guard = _guards(), _guard_without_gpu()
-    if guard is None:
-        return False
-    patches.at_end(partial(table.__setitem__, CUDA, table[CUDA]))
-    table[CUDA] = guard
-    return True

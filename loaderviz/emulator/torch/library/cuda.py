@@ -331,7 +331,7 @@ class Stream(OnDevice):
         """PyTorch's number of the stream; 0 is the default stream."""
         return self._emulated.id
 
-    cuda_stream = stream_id  # what would be the cudaStream_t
+    cuda_stream = native_handle = stream_id  # what would be the cudaStream_t
 
     @property
     def priority(self) -> int:
@@ -342,10 +342,6 @@ class Stream(OnDevice):
     def priority_range() -> tuple[int, int]:
         """Return (lowest, highest) priority."""
         return PRIORITIES
-
-    def native_handle(self) -> int:
-        """Return what would be the cudaStream_t."""
-        return self._emulated.id
 
     def wait_event(self, event: Event) -> None:
         """Make future work of this stream wait for `event`; returns at once (R16)."""
