@@ -39,7 +39,7 @@ from loaderviz.emulator.torch.patches import (
     watch_processes,
     watch_threads,
 )
-from loaderviz.emulator.torch.session import ON_HOST, Copies, OnHazard, Session
+from loaderviz.emulator.torch.session import ON_HOST, TORCH, Copies, OnHazard, Session
 from loaderviz.emulator.torch.tensors import ATTRIBUTE
 from loaderviz.errors import LoadervizError, NestedRecordingError
 from loaderviz.imports import REFUSING, preparing
@@ -48,7 +48,6 @@ from loaderviz.timeline import Timeline
 
 KEEP = ("loaderviz.emulator", "loaderviz.timeline", "torch.overrides")  # modules that keep what they have by name
 ASKS = [name for name in vars(torch.overrides) if name.startswith("has_torch_function")]
-TORCH = os.path.dirname(torch.__file__)
 SEES = Functions.__torch_function__.__code__, Operators.__torch_dispatch__.__code__
 
 
@@ -210,7 +209,15 @@ class EmulatedCuda:
         call_handlers_between(patches)
         patches.pricing.at_end(functools.partial(setattr, costs, "declare", None))
         costs.declare = session.declared
-        _let_functions_through(patches)
+
+        def has_override(*values: Any) -> bool:
+            if len(values) == 1 and isinstance(values[0], (tuple, list)):
+                values = tuple(values[0])
+            return not NOT_ASKED.issuperset(map(type, values)) and bool(overriding(map(type, values)))
+
+        # So torch's Python functions run: torch takes a mode away while it has one whole, and its parts would go unseen
+        for name in ASKS:
+            patches.function(torch.nn.functional, name, has_override)  # and so for all that hold it
         patches.swap_everywhere(_keeps_its_names)
 
     def leave(self) -> None:
@@ -237,25 +244,13 @@ def _say_what_was_emulated(error: Exception, gpu: str) -> None:
     """Add a line to an error out of torch, or out of the emulator: whoever reads it may not think of the recording."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     seen = [frame.f_locals["func"] for frame in frames if frame.f_code in SEES]
-    of_torch = bool(frames) and frames[-1].f_code.co_filename.startswith(TORCH)
+    of_torch = bool(frames) and frames[-1].f_code.co_filename.startswith(str(TORCH))
     if seen or of_torch or "cuda" in str(error).lower():
         call = f"{torch.overrides.resolve_name(seen[-1]) or seen[-1]} on " if seen else ""
         error.add_note(
             f"This was inside a loaderviz recording, which was emulating {call}an {gpu}. Try the program without "
             "loaderviz: if it runs then, loaderviz is at fault."
         )
-
-
-def _let_functions_through(patches: Patches) -> None:
-    """Let torch's Python functions run: torch takes a mode away while it has one whole, and its parts go unseen."""
-
-    def has_override(*values: Any) -> bool:
-        if len(values) == 1 and isinstance(values[0], (tuple, list)):
-            values = tuple(values[0])
-        return not NOT_ASKED.issuperset(map(type, values)) and bool(overriding(map(type, values)))
-
-    for name in ASKS:
-        patches.function(torch.nn.functional, name, has_override)  # and so for all that hold it
 
 
 @functools.cache

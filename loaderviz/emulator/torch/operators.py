@@ -208,7 +208,9 @@ class Operators(TorchDispatchMode):
             session.target = None  # it is meant for this operator, not for what it calls
             wanted = target.type == "cuda"
         if operator.draws and (generator := session.call[1].get("generator")) is not None:
-            _check_generator(generator, on_device or wanted)
+            found, expected = generator.device.type, "cuda" if on_device or wanted else "cpu"
+            if found != expected and {found, expected} == {"cuda", "cpu"}:
+                raise RuntimeError(f"Expected a '{expected}' device type for generator but found '{found}'")
         run = self._on_device if on_device or wanted else self._on_host
         return run(operator, func, args, kwargs, tensors, tags, wanted)
 
@@ -623,12 +625,6 @@ def _check_places(operator: Operator, args: Any, changed: Collection[int], tenso
     strays = [t for t in strays if t.dim() or id(t) in changed or operator.base in NO_NUMBERS]
     if strays and len(strays) < len(tensors) and not operator.mixed:
         raise _apart(operator, strays[0])
-
-
-def _check_generator(generator: Any, on_device: bool) -> None:
-    found, expected = generator.device.type, "cuda" if on_device else "cpu"
-    if found != expected and {found, expected} == {"cuda", "cpu"}:
-        raise RuntimeError(f"Expected a '{expected}' device type for generator but found '{found}'")
 
 
 def _apart(operator: Operator, stray: torch.Tensor) -> RuntimeError:

@@ -260,7 +260,10 @@ def _from_data(
     if isinstance(given, torch.Tensor):
         return _from_tensor(session, func, given, place, template, **kwargs)
     requires_grad = kwargs.pop("requires_grad", False)
-    with nullcontext() if any_on_device(_first(given)) else session.bookkeeping():  # each is read back by itself (R25)
+    first = given
+    while isinstance(first, (list, tuple)) and first:  # of nested lists
+        first = first[0]
+    with nullcontext() if is_on_device(first) else session.bookkeeping():  # each is read back by itself (R25)
         result = func(*args, **kwargs, device=CPU)
         if pin_memory:
             session.pin(result)
@@ -300,13 +303,6 @@ def _from_tensor(
         dtype = dtype or (None if template is None else template.dtype)
         result = move(session, given.detach(), place, dtype, False, copy=True)
     return result.requires_grad_() if requires_grad else result
-
-
-def _first(data: Any) -> list[Any]:
-    """Return the first entry of nested lists, as a list."""
-    while isinstance(data, (list, tuple)) and data:
-        data = data[0]
-    return [data]
 
 
 # Types by their old names
