@@ -216,8 +216,9 @@ class EmulatedCuda:
             return not NOT_ASKED.issuperset(map(type, values)) and bool(overriding(map(type, values)))
 
         # So torch's Python functions run: torch takes a mode away while it has one whole, and its parts would go unseen
-        for name in ASKS:
-            patches.function(torch.nn.functional, name, has_override)  # and so for all that hold it
+        for module in ("torch.distributed.distributed_c10d", "torch.nn.functional"):  # the first keeps its other names
+            for name in ASKS:
+                patches.function(sys.modules.get(module), name, has_override)  # and so for all that hold it
         patches.swap_everywhere(_keeps_its_names)
 
     def leave(self) -> None:

@@ -37,7 +37,6 @@ PLACE = "loaderviz_device"  # in a saved module: where its parameters were
 def install(session: Session, patches: Patches) -> None:
     """Put all in place."""
     _install_compile(session, patches)
-    _install_tracing(session, patches)
     _install_scripts(session, patches)
     _install_fake(patches)
 
@@ -50,6 +49,20 @@ def install(session: Session, patches: Patches) -> None:
     @patches.around(torch.jit._builtins, "_find_builtin")
     def find_builtin(find: Any, function: Any) -> Any:  # by identity, also of what stands in for a builtin now
         return find(inspect.unwrap(function))
+
+    def watch(trace: Callable[..., Any], *args: Any) -> Any:
+        session.note("torch.jit.trace, ONNX export: the calls that are watched are not in the timeline")
+        session.synchronize(None)  # what is on its way may be a constant of what is traced
+        with session.on_host():
+            return trace(*args)
+
+    patches.around(internals.C, *TRACERS)(watch)
+    patches.around(internals.ScriptModule, *METHOD_TRACERS)(watch)
+
+    @patches.around(internals.Graph, "__str__", "__repr__")
+    def printed(write: Callable[..., str], graph: Any) -> str:
+        with internals.DisableTorchDispatch():  # it looks at constants by operators
+            return write(graph)
 
 
 def _install_compile(session: Session, patches: Patches) -> None:
@@ -79,22 +92,6 @@ def _install_compile(session: Session, patches: Patches) -> None:
     patches.set(eval_frame, "_callback_from_stance", without_compiling)  # asked at each call of compiled code
     patches.set(torch.compiler, "cudagraph_mark_step_begin", lambda: None)  # what runs eagerly makes no graphs
     patches.function(torch._dynamo, "reset", lambda: None)  # nor anything else to be forgotten
-
-
-def _install_tracing(session: Session, patches: Patches) -> None:
-    def watch(trace: Callable[..., Any], *args: Any) -> Any:
-        session.note("torch.jit.trace, ONNX export: the calls that are watched are not in the timeline")
-        session.synchronize(None)  # what is on its way may be a constant of what is traced
-        with session.on_host():
-            return trace(*args)
-
-    patches.around(internals.C, *TRACERS)(watch)
-    patches.around(internals.ScriptModule, *METHOD_TRACERS)(watch)
-
-    @patches.around(internals.Graph, "__str__", "__repr__")
-    def printed(write: Callable[..., str], graph: Any) -> str:
-        with internals.DisableTorchDispatch():  # it looks at constants by operators
-            return write(graph)
 
 
 # TorchScript, which asks its tensors in C++ where they are, and hears "cpu"
