@@ -39,19 +39,16 @@ from loaderviz.emulator.torch.patches import (
     watch_processes,
     watch_threads,
 )
-from loaderviz.emulator.torch.session import ON_HOST, Copies, OnHazard, Session
+from loaderviz.emulator.torch.session import ON_HOST, TORCH, Copies, OnHazard, Session
 from loaderviz.emulator.torch.tensors import ATTRIBUTE
 from loaderviz.errors import LoadervizError, NestedRecordingError
 from loaderviz.imports import REFUSING, preparing
 from loaderviz.loaders import base as loaders
 from loaderviz.timeline import Timeline
 
-OURS = ("loaderviz.emulator", "loaderviz.timeline")
-ASKS = {name: check for name, check in vars(torch.overrides).items() if name.startswith("has_torch_function")}
-LOOKED_AT: set[str] = set()  # modules; to look through all takes a while
-TORCH = os.path.dirname(torch.__file__)
+KEEP = ("loaderviz.emulator", "loaderviz.timeline", "torch.overrides")  # modules that keep what they have by name
+ASKS = [name for name in vars(torch.overrides) if name.startswith("has_torch_function")]
 SEES = Functions.__torch_function__.__code__, Operators.__torch_dispatch__.__code__
-HOLD: list[tuple[str, str]] = []  # which of them hold which of these
 
 
 class EmulatedCuda:
@@ -102,7 +99,12 @@ class EmulatedCuda:
             self._calls, self._operators = mode(self.session), Operators(self.session)
             self.session.operators, self.session.functions_mode = self._operators, self._calls
             self.session.meter = dataloader.Meter(self._machines[1], self.session.measured)
-            self.session.scheduler = Scheduler(self.session, self._of_each_thread())
+            # What belongs to each thread beside what a `HostThread` has, and what a new one begins with
+            backward, batches = (
+                (self._operators.backward, {"runs": 0, "used": [], "_node": None}),
+                (self.session.batches, {"current": -1, "ahead": -1}),
+            )
+            self.session.scheduler = Scheduler(self.session, [backward, batches])
             self._install()
             self._operators.__enter__()
             self._calls.__enter__()
@@ -115,14 +117,6 @@ class EmulatedCuda:
             self.leave()
             raise
         return self
-
-    def _of_each_thread(self) -> list[tuple[Any, dict[str, Any]]]:
-        """Return what belongs to the thread that runs, beside what a `HostThread` has, and what a new one begins with.
-
-        One that starts has the `Session`'s modes, until it ends, or goes on after the recording.
-        """
-        backward, batches = self._operators.backward, self.session.batches
-        return [(backward, {"runs": 0, "used": [], "_node": None}), (batches, {"current": -1, "ahead": -1})]
 
     @classmethod
     def refuse_nesting(cls) -> None:
@@ -215,7 +209,16 @@ class EmulatedCuda:
         call_handlers_between(patches)
         patches.pricing.at_end(functools.partial(setattr, costs, "declare", None))
         costs.declare = session.declared
-        _let_functions_through(patches)
+
+        def has_override(*values: Any) -> bool:
+            if len(values) == 1 and isinstance(values[0], (tuple, list)):
+                values = tuple(values[0])
+            return not NOT_ASKED.issuperset(map(type, values)) and bool(overriding(map(type, values)))
+
+        # So torch's Python functions run: torch takes a mode away while it has one whole, and its parts would go unseen
+        for module in ("torch.distributed.distributed_c10d", "torch.nn.functional"):  # the first keeps its other names
+            for name in ASKS:
+                patches.function(sys.modules.get(module), name, has_override)  # and so for all that hold it
         patches.swap_everywhere(_keeps_its_names)
 
     def leave(self) -> None:
@@ -242,7 +245,7 @@ def _say_what_was_emulated(error: Exception, gpu: str) -> None:
     """Add a line to an error out of torch, or out of the emulator: whoever reads it may not think of the recording."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     seen = [frame.f_locals["func"] for frame in frames if frame.f_code in SEES]
-    of_torch = bool(frames) and frames[-1].f_code.co_filename.startswith(TORCH)
+    of_torch = bool(frames) and frames[-1].f_code.co_filename.startswith(str(TORCH))
     if seen or of_torch or "cuda" in str(error).lower():
         call = f"{torch.overrides.resolve_name(seen[-1]) or seen[-1]} on " if seen else ""
         error.add_note(
@@ -251,26 +254,9 @@ def _say_what_was_emulated(error: Exception, gpu: str) -> None:
         )
 
 
-def _let_functions_through(patches: Patches) -> None:
-    """Let torch's Python functions run: torch takes a mode away while it has one whole, and its parts go unseen."""
-
-    def has_override(*values: Any) -> bool:
-        if len(values) == 1 and isinstance(values[0], (tuple, list)):
-            values = tuple(values[0])
-        return not NOT_ASKED.issuperset(map(type, values)) and bool(overriding(map(type, values)))
-
-    for module in sys.modules.keys() - LOOKED_AT:
-        names = getattr(sys.modules[module], "__dict__", {}) if module.startswith("torch.") else {}
-        HOLD.extend((module, name) for name in ASKS if name in names and module != torch.overrides.__name__)
-        LOOKED_AT.add(module)
-    for module, name in HOLD:
-        if getattr(sys.modules.get(module), name, None) is ASKS[name]:
-            patches.set(sys.modules[module], name, has_override)
-
-
 @functools.cache
 def _keeps_its_names(module: str) -> bool:
-    return module.startswith((*OURS, *REAL_TIME)) or module.split(".")[0] in sys.stdlib_module_names - {"__main__"}
+    return module.startswith((*KEEP, *REAL_TIME)) or module.split(".")[0] in sys.stdlib_module_names - {"__main__"}
 
 
 if hasattr(os, "register_at_fork"):

@@ -129,8 +129,10 @@ class Checker:
         except (LoadervizError, _StopRecomputationError):
             raise
         except Exception as error:
-            with self._aside():
-                self._failed(name, source, error, again, fakes)
+            # What PyTorch refuses on a GPU is no difference, nor what autograd does, which is not asked here
+            if not isinstance(fakes, type(error)) and "grad" not in str(error):
+                with self._aside(), suppress(Exception):  # then it fails without us, too
+                    self._differ(name, source, "error", f"{type(error).__name__}: {error}", _shown(again.result()))
             raise
         with self._aside():
             self.report.calls += 1
@@ -147,12 +149,6 @@ class Checker:
         difference = Difference(name, source, aspect, str(emulated), str(expected))
         if difference not in self.report.differences:
             self.report.differences.append(difference)
-
-    def _failed(self, name: str, source: str, error: Exception, again: Again, fakes: Any) -> None:
-        if isinstance(fakes, type(error)) or "grad" in str(error):
-            return  # PyTorch refuses it on a GPU, or autograd does, which is not asked here
-        with suppress(Exception):  # then it fails without us, too
-            self._differ(name, source, "error", f"{type(error).__name__}: {error}", f"{_shown(again.result())}")
 
     def _values(self, name: str, source: str, result: Any, again: Again) -> None:
         if again.args is None:
@@ -221,17 +217,14 @@ class Checker:
             return self._deeper(run, module, args, kwargs)
         with _outputs_of(module, self._session) as found:
             result = self._deeper(run, module, args, kwargs)
-        after = torch.default_generator.get_state()
         source = self._session.source()
-        with self._session.on_host(), self._aside():
+        with self._session.on_host(), self._aside(), torch.random.fork_rng(()):
             torch.default_generator.set_state(random)
             try:
                 with _outputs_of(twin, self._session) as expected, torch.no_grad():
                     twin(*given, **named)
             except Exception:
                 self.report.left_out["modules that the CPU cannot run alone"] += 1
-            finally:
-                torch.default_generator.set_state(after)
             self._compare_modules(source, found, expected)
         return result
 

@@ -240,15 +240,7 @@ def _for_copy(session: Session, source: torch.Tensor, dtype: torch.dtype) -> tor
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Tell whether the elements lie side by side, in whatever order: then one memcpy moves them."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True), key=lambda pair: pair[0]):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
+    return tensor.is_contiguous() or bool(aten.is_non_overlapping_and_dense.default(tensor))
 
 
 def _by_kernel(

@@ -44,7 +44,7 @@ from torch.utils.data import dataloader as torch_dataloader
 from loaderviz import words
 from loaderviz.batches import NOT_HANDED_OUT, given_twice, nbytes, sample_count, tensors
 from loaderviz.emulator import host as declarations
-from loaderviz.emulator.hardware import DATA, FULL, Host, Parcel
+from loaderviz.emulator.hardware import DATA, FULL, SECOND, Host, Parcel
 from loaderviz.emulator.host import LoaderSchedule, Reads, Waited, processor_time, waiting_time
 from loaderviz.emulator.kept import kept_workers
 from loaderviz.emulator.torch import internals
@@ -58,7 +58,6 @@ from loaderviz.machine import Carried, thread_time_ns, tick
 from loaderviz.stations import Place, Sampler, place_of, stack_of, timed, timing
 from loaderviz.timeline import Cause, Kind
 
-SECOND = 10**9
 STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"  # forked from torch's module of iterators
 ELSEWHERE = (
     "a DataLoader was iterated in a second thread: its fetches and the numbers of its batches are not in the timeline"
@@ -122,6 +121,8 @@ def install(session: Session, patches: Patches) -> None:
     if session.measured:
         session.sampler = session.meter.sampler = Sampler(lambda: session.runtime.now, own=True)
         patches.pricing.at_end(session.sampler.stop)
+        patches.pricing.around(multiprocessing.queues.Queue, "get")(iterators.receive)
+    patches.around(multiprocessing.reduction, "dump")(iterators.pickle)
 
     def look(loader: Any = None) -> None:  # each DataLoader calls it when it is made
         if waiting and STATEFUL in sys.modules:
@@ -217,7 +218,12 @@ class Schedule(LoaderSchedule):
         if not session.measured:
             parcel = parcel_of(fetched.data)
             sent, receiving = host.sending(parcel), host.receiving(parcel)
-            self._in_shared_memory(parcel.shared)
+            self.kept = (len(self.ordered) - batch + self.first + 1) * parcel.shared
+            if host.shm and (most := runtime.shared.batches) > host.shm:
+                session.note(
+                    f"the workers' batches take up to {words.size(most)} of shared memory (/dev/shm), and this host "
+                    f"has {words.size(host.shm)} of it for a process: a worker would die of a bus error there"
+                )
         session.sent, session.fetched_by_workers = session.sent + sent, session.fetched_by_workers + took + sent
         waited = fetched.waited if session.measured else 0
         does, line = fetched.place or (Cause.NONE, "")
@@ -243,16 +249,6 @@ class Schedule(LoaderSchedule):
             "give this class a method pin_memory(), which returns it pinned"
         )
         return True
-
-    def _in_shared_memory(self, nbytes: int) -> None:
-        """Note it where the batches that workers have ready, and the one in use, do not fit into shared memory."""
-        self.kept = (len(self.ordered) - self.batch + self.first + 1) * nbytes
-        limit, most = self.runtime.host.shm, self.runtime.shared.batches
-        if limit and most > limit:
-            self.session.note(
-                f"the workers' batches take up to {words.size(most)} of shared memory (/dev/shm), and this host has "
-                f"{words.size(limit)} of it for a process: a worker would die of a bus error there"
-            )
 
     def sent(self, iterator: Any) -> None:
         """Forget the orders that did not go out: the sampler had no more. (One for an IterableDataset always has.)"""
@@ -282,7 +278,7 @@ class Iterators:
     """What is done around the parts of a DataLoader's iterators, of which `original` is one, in a recording."""
 
     def __init__(self, session: Session) -> None:
-        self.session, self.listening = session, False
+        self.session = session
 
     def install(self, patches: Patches, module: Any, prefix: str) -> None:
         """Take the place of the parts of a module's iterators."""
@@ -301,10 +297,6 @@ class Iterators:
         pricing.around(several, "_next_data")(self.next_data)
         base = next(each for each in several.__mro__ if "_next_index" in vars(each))
         pricing.around(base, "_next_index")(self.draw)
-        patches.around(multiprocessing.reduction, "dump")(self.pickle)
-        if session.measured and not self.listening:
-            self.listening = True
-            pricing.around(multiprocessing.queues.Queue, "get")(self.receive)
 
     def fetch(self, original: Callable[..., Any], iterator: Any) -> Any:
         """Fetch a batch on the main thread (and pin it there, R45)."""
@@ -384,8 +376,13 @@ class Iterators:
         own = any(not type(each).__module__.startswith("torch.") for each in (drawn, getattr(drawn, "sampler", drawn)))
         if not (own and session.priced and session.in_recording_thread()):
             return original(iterator)
-        with session.unpriced_part():
+        priced, session.priced = session.priced, 0
+        session.leave()
+        try:
             return original(iterator)
+        finally:
+            session.enter("torch")
+            session.priced = priced
 
     def pickle(self, original: Callable[..., None], *args: Any) -> None:
         """Pickle what a process gets that is started anew; a forked one has it, so what torch copies costs nothing."""

@@ -22,14 +22,12 @@ from loaderviz.emulator.torch.tensors import AT_REST, MEMBERS, any_on_device, is
 Handler = Callable[..., Any]  # of the session, the torch function, and what that was called with
 HANDLERS: dict[Any, Handler] = {}  # by the torch function that they answer in place of torch
 # What an optimizer asks of each parameter: no operator comes of it
-ASKED: Any = [MEMBERS[name] for name in ("grad", "is_sparse", "requires_grad", "is_leaf", "dtype")]
-GETTERS = {attribute.__get__ for attribute in ASKED}
+GETTERS = {MEMBERS[name].__get__ for name in ("grad", "is_sparse", "requires_grad", "is_leaf", "dtype")}
 GRADIENT = MEMBERS["grad"].__get__
 HOST_OUTPUTS = {"_pack_padded_sequence": 1, "_pad_packed_sequence": 1}  # which result belongs on the host
 NOT_ASKED = {torch.Tensor, torch.nn.Parameter, type(None), list, tuple, int, float, bool, str}  # types without override
 NO_OVERRIDE = internals.disabled_torch_function_impl  # what a class says that wants none, as `Parameter` does
 STAND_IN = "_loaderviz_stand_in"  # of a tensor that is on the CPU where nothing is emulated, for one of the GPU
-FAKE = internals.TorchDispatchModeKey.FAKE
 modes = internals.len_torch_dispatch_stack
 
 
@@ -186,7 +184,7 @@ def of_default(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def is_faked() -> bool:
     """Tell whether a `FakeTensorMode` runs: no tensor has memory, and torch itself says where each would be."""
-    return internals.get_dispatch_mode(FAKE) is not None
+    return internals.get_dispatch_mode(internals.TorchDispatchModeKey.FAKE) is not None
 
 
 def call_on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -21,40 +21,42 @@ from torch._C import (
     ScriptModule,
     StorageBase,
     TensorBase,
+    _create_function_from_graph as create_function_from_graph,
+    _current_autograd_node as current_autograd_node,
+    _current_graph_task_id as current_graph_task_id,
+    _disabled_torch_function_impl as disabled_torch_function_impl,
+    _DisableTorchDispatch as DisableTorchDispatch,
+    _dispatch_get_all_op_names as dispatch_get_all_op_names,
+    _dispatch_has_kernel_for_dispatch_key as dispatch_has_kernel_for_dispatch_key,
+    _dispatch_tls_local_exclude_set as dispatch_tls_local_exclude_set,
+    _dispatch_tls_local_include_set as dispatch_tls_local_include_set,
+    _dispatch_tls_set_dispatch_key_excluded as dispatch_tls_set_dispatch_key_excluded,
+    _dispatch_tls_set_dispatch_key_included as dispatch_tls_set_dispatch_key_included,
+    _ensureCUDADeviceGuardSet as ensureCUDADeviceGuardSet,
+    _ExcludeDispatchKeyGuard as ExcludeDispatchKeyGuard,
+    _ForceDispatchKeyGuard as ForceDispatchKeyGuard,
+    _get_dispatch_mode as get_dispatch_mode,
+    _get_float32_matmul_precision as get_float32_matmul_precision,
+    _is_torch_function_enabled as is_torch_function_enabled,
+    _jit_pass_inline_fork_wait as jit_pass_inline_fork_wait,
+    _len_torch_dispatch_stack as len_torch_dispatch_stack,
+    _len_torch_function_stack as len_torch_function_stack,
+    _pop_torch_function_stack as pop_torch_function_stack,
+    _storage_Use_Count as storage_use_count,
+    _TorchDispatchModeKey as TorchDispatchModeKey,
     parse_schema,
 )
-from torch._C._autograd import DeviceType
+from torch._C._autograd import (
+    DeviceType,
+    _get_sequence_nr as get_sequence_nr,
+    _push_saved_tensors_default_hooks as push_saved_tensors_default_hooks,
+)
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.cuda import _gpu_trace as gpu_trace
 
 NEWEST = (2, 14)
 nested: Any = vars(C)["_nested"]
 parse_to = C._nn._parse_to
-get_sequence_nr = C._autograd._get_sequence_nr
-push_saved_tensors_default_hooks = C._autograd._push_saved_tensors_default_hooks
-create_function_from_graph = C._create_function_from_graph
-current_autograd_node = C._current_autograd_node
-current_graph_task_id = C._current_graph_task_id
-disabled_torch_function_impl = C._disabled_torch_function_impl
-DisableTorchDispatch = C._DisableTorchDispatch
-dispatch_get_all_op_names = C._dispatch_get_all_op_names
-dispatch_has_kernel_for_dispatch_key = C._dispatch_has_kernel_for_dispatch_key
-dispatch_tls_local_exclude_set = C._dispatch_tls_local_exclude_set
-dispatch_tls_local_include_set = C._dispatch_tls_local_include_set
-dispatch_tls_set_dispatch_key_excluded = C._dispatch_tls_set_dispatch_key_excluded
-dispatch_tls_set_dispatch_key_included = C._dispatch_tls_set_dispatch_key_included
-ensureCUDADeviceGuardSet = C._ensureCUDADeviceGuardSet
-ExcludeDispatchKeyGuard = C._ExcludeDispatchKeyGuard
-ForceDispatchKeyGuard = C._ForceDispatchKeyGuard
-get_dispatch_mode = C._get_dispatch_mode
-get_float32_matmul_precision = C._get_float32_matmul_precision
-is_torch_function_enabled = C._is_torch_function_enabled
-jit_pass_inline_fork_wait = C._jit_pass_inline_fork_wait
-len_torch_dispatch_stack = C._len_torch_dispatch_stack
-len_torch_function_stack = C._len_torch_function_stack
-pop_torch_function_stack = C._pop_torch_function_stack
-storage_use_count = C._storage_Use_Count
-TorchDispatchModeKey = C._TorchDispatchModeKey
 
 
 def untried(version: str = torch.__version__) -> list[str]:

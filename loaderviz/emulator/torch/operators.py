@@ -181,7 +181,12 @@ class Operators(TorchDispatchMode):
         if operator.is_view:
             session.count_call()
         result = operator.run(*args, **kwargs)
-        return self._viewed(args, result) if session.irregular else result
+        for output in _outputs(result) if session.irregular else ():
+            if output.layout in SPARSE and is_on_device(args[0]):  # its indices may be its own: let them be where it is
+                for part in parts_of(output):
+                    if not is_on_device(part):
+                        session.place(part)
+        return result
 
     def _where_asked(
         self, operator: Operator, func: Any, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any]
@@ -194,14 +199,18 @@ class Operators(TorchDispatchMode):
                 return func(*args, **kwargs)  # "meta" and others are none of our business
             target, kwargs = named, {**kwargs, "device": CPU}  # by compiled code
         if target is None:
-            wanted = on_device or (not tensors and self._is_part(kwargs))
+            # A composite function may make memory of no tensor; it names the device of its argument, or none: the CPU
+            part = not tensors and "device" in kwargs
+            wanted = on_device or (part and any_on_device((*session.call[0], *session.call[1].values())))
         elif operator.base == "_to_copy":
             return copies.converted(session, args[0], target, kwargs)
         else:
             session.target = None  # it is meant for this operator, not for what it calls
             wanted = target.type == "cuda"
         if operator.draws and (generator := session.call[1].get("generator")) is not None:
-            _check_generator(generator, on_device or wanted)
+            found, expected = generator.device.type, "cuda" if on_device or wanted else "cpu"
+            if found != expected and {found, expected} == {"cuda", "cpu"}:
+                raise RuntimeError(f"Expected a '{expected}' device type for generator but found '{found}'")
         run = self._on_device if on_device or wanted else self._on_host
         return run(operator, func, args, kwargs, tensors, tags, wanted)
 
@@ -234,14 +243,6 @@ class Operators(TorchDispatchMode):
         finally:
             if ask:
                 named["_get_current_dispatch_mode"] = ask
-
-    def _is_part(self, kwargs: dict[str, Any]) -> bool:
-        """Tell whether memory that is made of no tensor belongs to a call that has some of the device.
-
-        A composite function may make such; it names the device of its argument, or none, which is the CPU.
-        """
-        call = self.session.call
-        return "device" in kwargs and any_on_device((*call[0], *call[1].values()))
 
     # On the host
 
@@ -508,16 +509,6 @@ class Operators(TorchDispatchMode):
             self.session.note("sparse and nested tensors: the time of their kernels is by bytes, which is assumed")
         return [part for output in outputs for part in parts_of(output)]
 
-    def _viewed(self, args: Any, result: Any) -> Any:
-        """A view of a sparse tensor may have indices of its own: let them be where it is."""
-        with NO_FUNCTIONS():
-            for output in _outputs(result):
-                if output.layout in SPARSE and is_on_device(args[0]):
-                    for part in parts_of(output):
-                        if not is_on_device(part):
-                            self.session.place(part)
-        return result
-
     def _resized(self, tensor: torch.Tensor) -> None:
         """`resize_` may need more memory than the block has."""
         tag, storage = self.session.device_tag(tensor), storage_of(tensor)
@@ -639,12 +630,6 @@ def _check_places(operator: Operator, args: Any, changed: Collection[int], tenso
     strays = [t for t in strays if t.dim() or id(t) in changed or operator.base in NO_NUMBERS]
     if strays and len(strays) < len(tensors) and not operator.mixed:
         raise _apart(operator, strays[0])
-
-
-def _check_generator(generator: Any, on_device: bool) -> None:
-    found, expected = generator.device.type, "cuda" if on_device else "cpu"
-    if found != expected and {found, expected} == {"cuda", "cpu"}:
-        raise RuntimeError(f"Expected a '{expected}' device type for generator but found '{found}'")
 
 
 def _apart(operator: Operator, stray: torch.Tensor) -> RuntimeError:

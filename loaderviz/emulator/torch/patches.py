@@ -153,7 +153,12 @@ class Patches:
         if is_class:
             place.stand_in = _class_for(place, value)
         elif place.stand_in is None:
-            place.stand_in = _function_for(place)
+
+            @functools.wraps(before)
+            def stand_in(*args: Any, **kwargs: Any) -> Any:
+                return (place.value or place.now())(*args, **kwargs)
+
+            place.stand_in = stand_in
         return place.stand_in
 
 
@@ -176,14 +181,6 @@ class Place:
 
 
 _kept_place = functools.lru_cache(2**12)(Place)  # the next recording takes what stood in for a function of this one
-
-
-def _function_for(place: Place) -> Any:
-    @functools.wraps(place.before)
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        return (place.value or place.now())(*args, **kwargs)
-
-    return stand_in
 
 
 def _put_back(owner: Any, name: str, value: Any) -> None:

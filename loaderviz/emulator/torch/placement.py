@@ -23,12 +23,12 @@ from loaderviz.emulator.torch.tensors import (
     ATTRIBUTE,
     DECLARED,
     MEMBERS,
+    NO_DISPATCH,
     PLAIN,
     SET,
     DeviceTag,
     any_on_device,
     is_on_device,
-    runs_itself,
     tag_of,
 )
 
@@ -191,7 +191,7 @@ def move(
         return tensor.to(**options)
     if tensor.is_meta or device.type not in ("cpu", "cuda"):
         return tensor.to(CPU if device.type == "cuda" else device, **options)
-    if runs_itself(tensor):  # it asks for its parts to be moved
+    if type(tensor).__torch_dispatch__ is not NO_DISPATCH:  # its own class runs operators: it asks for its parts
         with session.placing(device):
             return aten._to_copy.default(  # type: ignore[no-any-return]
                 tensor, dtype=dtype, device=device, non_blocking=non_blocking, memory_format=memory_format
@@ -249,8 +249,10 @@ def _from_data(
 ) -> Any:
     template = args[0] if func is torch.Tensor.new_tensor else None
     given = next(iter(args[template is not None :]), kwargs.get("data", kwargs.get("obj")))
-    default = CPU if func is torch.asarray else session.default_type
-    place = wanted_device(_default_device(given, template, default) if device is None else device)
+    if device is None:  # where its template is, on the default device, where it is itself, or as the default type
+        default, like = CPU if func is torch.asarray else session.default_type, given if template is None else template
+        device = (_device.CURRENT_DEVICE if template is None else None) or _device_of(like, default)
+    place = wanted_device(device)
     if place.type not in ("cpu", "cuda"):
         return func(*args, **kwargs, device=place)
     if kwargs.get("copy") is False and place != _device_of(given):
@@ -258,7 +260,10 @@ def _from_data(
     if isinstance(given, torch.Tensor):
         return _from_tensor(session, func, given, place, template, **kwargs)
     requires_grad = kwargs.pop("requires_grad", False)
-    with nullcontext() if any_on_device(_first(given)) else session.bookkeeping():  # each is read back by itself (R25)
+    first = given
+    while isinstance(first, (list, tuple)) and first:  # of nested lists
+        first = first[0]
+    with nullcontext() if is_on_device(first) else session.bookkeeping():  # each is read back by itself (R25)
         result = func(*args, **kwargs, device=CPU)
         if isinstance(given, (list, tuple)):
             session.host_list(f"torch.{func.__name__}", result.numel())
@@ -267,13 +272,6 @@ def _from_data(
     if place.type == "cuda":
         result = move(session, result, place, None, False)
     return result.requires_grad_() if requires_grad else result
-
-
-def _default_device(given: Any, template: Any, default: torch.device) -> torch.device:
-    """Where data go if the call does not say it: to the template, the default device, where they are, the default."""
-    if template is None and _device.CURRENT_DEVICE is not None:
-        return _device.CURRENT_DEVICE
-    return _device_of(given if template is None else template, default)
 
 
 def _device_of(value: Any, default: torch.device = CPU) -> torch.device:
@@ -309,34 +307,17 @@ def _from_tensor(
     return result.requires_grad_() if requires_grad else result
 
 
-def _first(data: Any) -> list[Any]:
-    """Return the first entry of nested lists, as a list."""
-    while isinstance(data, (list, tuple)) and data:
-        data = data[0]
-    return [data]
-
-
 # Types by their old names
 
 
-def dtype_of(name: str) -> tuple[torch.device, torch.dtype]:
-    """Return device and dtype of a type such as "torch.cuda.FloatTensor". Raises ValueError if it is none.
-
-    >>> dtype_of("torch.cuda.HalfTensor")
-    (device(type='cuda', index=0), torch.float16)
-    """
+def _type_of(session: Session, kind: Any) -> tuple[torch.device, torch.dtype]:
+    """Return device and dtype of an old type or its name; of `torch.Tensor` the default. Raises ValueError."""
+    name = str(kind) if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+    if name == "torch.Tensor":
+        return session.default_type, torch.get_default_dtype()
     if name not in TYPES:
         raise ValueError(f"invalid type: '{name}'")
     return TYPES[name]
-
-
-def _name_of(session: Session, kind: Any) -> str:
-    """Return the name of a type, which may be given as such; of `torch.Tensor` that of the default type."""
-    name = str(kind) if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
-    if name != "torch.Tensor":
-        return name
-    default = session.default_type, torch.get_default_dtype()
-    return next(name for name, known in TYPES.items() if known == default)
 
 
 @answers(torch.Tensor.type)
@@ -346,7 +327,7 @@ def _type(session: Session, func: Any, tensor: Any, dtype: Any = None, non_block
         return name.replace("torch.", "torch.cuda.") if is_on_device(tensor) else name
     if isinstance(dtype, torch.dtype):
         return move(session, tensor, None, dtype, non_blocking, **more)
-    return move(session, tensor, *dtype_of(_name_of(session, dtype)), non_blocking, **more)
+    return move(session, tensor, *_type_of(session, dtype), non_blocking, **more)
 
 
 @answers(torch.Tensor.new)
@@ -424,7 +405,7 @@ def install_types(session: Session, patches: Patches) -> None:
 
     @patches.around(torch, "set_default_tensor_type")
     def set_default_tensor_type(choose: Any, kind: Any) -> None:
-        device, dtype = dtype_of(_name_of(session, kind))
+        device, dtype = _type_of(session, kind)
         torch.set_default_dtype(dtype)
         session.default_type = device
 

@@ -35,7 +35,7 @@ from loaderviz.emulator.threads import HostThread, Scheduler
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.copies import DeferredCopies
 from loaderviz.emulator.torch.patches import stop_waiting
-from loaderviz.emulator.torch.tensors import AT_REST, HostTag, TensorMemory
+from loaderviz.emulator.torch.tensors import AT_REST, DeviceTag, HostTag, TensorMemory
 from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.imports import held
@@ -341,17 +341,6 @@ class Session(HostThread, TensorMemory):
         self.leave()
 
     @contextmanager
-    def unpriced_part(self) -> Iterator[None]:
-        """A part of a priced call that is the program's own code, such as its sampler."""
-        priced, self.priced = self.priced, 0
-        self.leave()
-        try:
-            yield
-        finally:
-            self.enter("torch")
-            self.priced = priced
-
-    @contextmanager
     def declared(self, work: int, waits: int, gil: bool = True) -> Iterator[None]:
         """`loaderviz.costs`: the Python of a block takes `work` ns, then waits; torch in it costs as it always does."""
         self.begin_priced(0)
@@ -415,16 +404,20 @@ class Session(HostThread, TensorMemory):
             return ()
         # More than one batch is judged at once, in sum, where a tick of the clock is a batch's time
         far, many = NOTED_TIMES["data set"], max(1, min(4 * tick() // NOTED, len(self._charged) // 2))
-        sums = (_sums(each, many) for each in (self.unpriced.get("data set", []), self._charged, self._here))
-        python = _most(
-            [
-                time * (time > min(far * cost, max(cost, NOTED_SHARE * here, CLEAR * many)))
-                for time, cost, here in zip(*sums, strict=True)
-            ],
-            NOTED * many,
+        starts = range(0, len(self._charged), many)
+        sums = (
+            [sum(times[start : start + many]) for start in starts]
+            for times in (self.unpriced.get("data set", []), self._charged, self._here)
         )
+        noted = [
+            time >= NOTED * many and time > min(far * cost, max(cost, NOTED_SHARE * here, CLEAR * many))
+            for time, cost, here in zip(*sums, strict=True)
+        ]
+        python = len(noted) > 1 and 2 * sum(noted) > len(
+            noted
+        )  # of one batch nothing is known: it may load and warm up
         waiting = self._waits() > NOTED_TIMES["waiting"] * sum(self._charged)
-        return tuple(kind for kind, noted in (("data set", python), ("waiting", waiting)) if noted)
+        return tuple(kind for kind, is_far in (("data set", python), ("waiting", waiting)) if is_far)
 
     def _waits(self) -> int:
         """Return how long the data set waited [ns], if that is worth a word; what is paid once is left out."""
@@ -570,7 +563,7 @@ class Session(HostThread, TensorMemory):
         usual = self.default_type is CPU and self.check is None and not (self.irregular or ranks)
         if not (self.plain and alone and usual and self.sync_debug == 0):
             return False
-        self.mark_rest()
+        self._rests = DeviceTag(self, self.allocate(0))  # from now on no memory is counted: one tag for all of it
         self.aside, self.measured, self._stopped = AT_REST, False, perf_counter_ns()
         return True
 
@@ -624,16 +617,6 @@ class Session(HostThread, TensorMemory):
         if runtime.races:
             runtime.races.lints = runtime.races.linter.lints(timeline.begin + timeline.duration, self.pool.cached())
         return timeline
-
-
-def _sums(times: list[int], many: int) -> list[int]:
-    """Return the sums of so many at a time."""
-    return [sum(times[place : place + many]) for place in range(0, len(times), many)]
-
-
-def _most(times: list[int], least: int) -> bool:
-    """Tell whether most of these times are at least so long; of one batch nothing is known: it may load and warm up."""
-    return len(times) > 1 and 2 * sum(time >= least for time in times) > len(times)
 
 
 def _asks_for_gpu(sources: Iterable[str]) -> str:
@@ -736,14 +719,11 @@ class BatchNumbers(Numbering):
     @property
     def samples(self) -> int | None:
         """How many samples were handed out in all; None if one batch did not say."""
-        steps = self._marked or self._handed_out
-        if not steps or not all(samples for _, _, samples in steps):
-            return None
-        return sum(samples for _, _, samples in steps)
+        counts = [samples for _, _, samples in self.handed]
+        return sum(counts) if counts and all(counts) else None
 
     def finish(self) -> None:
         """Note a range for each step of the loop, from its hand-out to the next one."""
-        steps = self._marked or self._handed_out
-        ends = [start for start, _, _ in steps[1:]] + [self._runtime.now]
-        for (start, batch, samples), end in zip(steps, ends, strict=False):
+        ends = [start for start, _, _ in self.handed[1:]] + [self._runtime.now]
+        for (start, batch, samples), end in zip(self.handed, ends, strict=False):
             self._runtime.range(start, end, batch_name(batch, samples), batch)

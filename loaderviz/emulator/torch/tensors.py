@@ -155,11 +155,6 @@ def is_on_device(tensor: Any) -> bool:
         return any(map(is_on_device, parts)) or type(tag_of(tensor)) is DeviceTag
 
 
-def runs_itself(tensor: torch.Tensor) -> bool:
-    """Tell whether operators on this tensor are run by its own class."""
-    return type(tensor) not in PLAIN and type(tensor).__torch_dispatch__ is not NO_DISPATCH
-
-
 def any_on_device(values: Iterable[Any]) -> bool:
     """Tell whether one of these values, or of the lists among them, is a tensor of the emulated device."""
     return any(any_on_device(value) if isinstance(value, (list, tuple)) else is_on_device(value) for value in values)
@@ -177,10 +172,6 @@ class TensorMemory:
         self.irregular = False  # some tensor of the device consists of several, or is nested
         self._released: deque[Any] = deque()  # blocks
         self._rests: DeviceTag | None = None  # of all that gets to the device once nothing is recorded any more
-
-    def mark_rest(self) -> None:
-        """From now on no memory is counted: what is put on the device gets one tag."""
-        self._rests = DeviceTag(self, self.allocate(0))
 
     def place(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
         """Put a new tensor's storage on the device, in a block of the current stream. Raises torch.OutOfMemoryError."""

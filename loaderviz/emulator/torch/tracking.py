@@ -91,9 +91,6 @@ class AccessTracking:
             return
         size = tensor.itemsize
         base = block.address + tensor.storage_offset() * size
-        if tensor.is_contiguous():
-            access(work, base, base + nbytes, shape, dtype, block, reads, writes)
-            return
         for first, end in ranges(shape, tensor.stride()):
             access(work, base + first * size, base + end * size, shape, dtype, block, reads, writes)
 
@@ -180,15 +177,6 @@ def _is_pinned(tag: Any) -> bool:
     return type(tag) is HostTag and tag.block is not None and tag.block.size > 0
 
 
-def _hull(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return first and last element + 1 in the storage."""
-    offset = int(tensor.storage_offset())
-    if tensor.is_contiguous():
-        return offset, offset + tensor.numel()
-    parts = ranges(tensor.shape, tensor.stride())
-    return (offset + parts[0][0], offset + parts[-1][1]) if parts else (0, 0)
-
-
 class PendingCopy(NamedTuple):
     """A copy, and the bytes that it reads or fills: where in the storage, and their checksum when it was queued."""
 
@@ -224,9 +212,10 @@ class PinnedChecksums:
 
     def begin(self, command: Command, tensor: torch.Tensor, block: PinnedBlock, *, fills: bool = False) -> None:
         """`command` was queued to read (or fill) the elements of `tensor`, which is in `block`."""
-        first, end = _hull(tensor)
-        if first == end:
+        parts, offset = ranges(tensor.shape, tensor.stride()), int(tensor.storage_offset())
+        if not parts:
             return
+        first, end = offset + parts[0][0], offset + parts[-1][1]
         size, pending = tensor.itemsize, self._pending
         key = (block.address + first * size, (end - first) * size, command.stream.id)
 

@@ -48,12 +48,25 @@ def install(session: Session, patches: Patches, operators: Operators, calls: Fun
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     install_types(session, patches)
     _install_default_device(patches, calls)
-    _install_saved_tensor_hooks(patches, calls)
     _install_attention(patches)
     for owner in (_foreach_utils, internals.C):
         patches.around(owner, "_group_tensors_by_device_and_dtype")(_grouped)
     _install_host_prices(session, patches.pricing)
     _install_optimizers(patches)
+
+    # Autograd calls pack and unpack hooks (checkpointing, `save_on_cpu`) where no mode is active: bring ours along
+
+    def with_mode(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(value: Any) -> Any:
+            with calls:
+                return hook(value)
+
+        return call
+
+    def enter(self: Any) -> None:
+        internals.push_saved_tensors_default_hooks(with_mode(self.pack_hook), with_mode(self.unpack_hook))
+
+    patches.set(graph.saved_tensors_hooks, "__enter__", enter)
 
 
 def _generator(original: Any) -> Any:
@@ -93,22 +106,6 @@ def _install_default_device(patches: Patches, calls: Functions) -> None:
             others = [torch.overrides._pop_mode() for _ in range(internals.len_torch_function_stack())]
             for mode in (*ours, *reversed(others)):
                 torch.overrides._push_mode(mode)
-
-
-def _install_saved_tensor_hooks(patches: Patches, calls: Functions) -> None:
-    """Autograd calls pack and unpack hooks (checkpointing, `save_on_cpu`) where no mode is active: bring ours along."""
-
-    def with_mode(hook: Callable[..., Any]) -> Callable[..., Any]:
-        def call(value: Any) -> Any:
-            with calls:
-                return hook(value)
-
-        return call
-
-    def enter(self: Any) -> None:
-        internals.push_saved_tensors_default_hooks(with_mode(self.pack_hook), with_mode(self.unpack_hook))
-
-    patches.set(graph.saved_tensors_hooks, "__enter__", enter)
 
 
 def _install_attention(patches: Patches) -> None:

@@ -45,12 +45,11 @@ def install(session: Session, patches: Patches) -> None:
     """Let the state of autocast be CUDA's own, and the casts be made while it is on."""
     casts = Casts(session)
     patches.at_end(casts.end)
-    for name in ("set_autocast_enabled", "set_autocast_cpu_enabled"):
 
-        @patches.around(torch, name)
-        def set_enabled(original: Any, *args: Any) -> None:
-            original(*args)
-            casts.follow()
+    @patches.around(torch, "set_autocast_enabled", "set_autocast_cpu_enabled")
+    def set_enabled(original: Any, *args: Any) -> None:
+        original(*args)
+        casts.follow()
 
     @patches.around(torch, "clear_autocast_cache")
     def clear_cache(original: Any) -> None:

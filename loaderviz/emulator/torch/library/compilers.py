@@ -37,7 +37,6 @@ PLACE = "loaderviz_device"  # in a saved module: where its parameters were
 def install(session: Session, patches: Patches) -> None:
     """Put all in place."""
     _install_compile(session, patches)
-    _install_tracing(session, patches)
     _install_scripts(session, patches)
     _install_fake(patches)
 
@@ -50,6 +49,20 @@ def install(session: Session, patches: Patches) -> None:
     @patches.around(torch.jit._builtins, "_find_builtin")
     def find_builtin(find: Any, function: Any) -> Any:  # by identity, also of what stands in for a builtin now
         return find(inspect.unwrap(function))
+
+    def watch(trace: Callable[..., Any], *args: Any) -> Any:
+        session.note("torch.jit.trace, ONNX export: the calls that are watched are not in the timeline")
+        session.synchronize(None)  # what is on its way may be a constant of what is traced
+        with session.on_host():
+            return trace(*args)
+
+    patches.around(internals.C, *TRACERS)(watch)
+    patches.around(internals.ScriptModule, *METHOD_TRACERS)(watch)
+
+    @patches.around(internals.Graph, "__str__", "__repr__")
+    def printed(write: Callable[..., str], graph: Any) -> str:
+        with internals.DisableTorchDispatch():  # it looks at constants by operators
+            return write(graph)
 
 
 def _install_compile(session: Session, patches: Patches) -> None:
@@ -79,22 +92,6 @@ def _install_compile(session: Session, patches: Patches) -> None:
     patches.set(eval_frame, "_callback_from_stance", without_compiling)  # asked at each call of compiled code
     patches.set(torch.compiler, "cudagraph_mark_step_begin", lambda: None)  # what runs eagerly makes no graphs
     patches.function(torch._dynamo, "reset", lambda: None)  # nor anything else to be forgotten
-
-
-def _install_tracing(session: Session, patches: Patches) -> None:
-    def watch(trace: Callable[..., Any], *args: Any) -> Any:
-        session.note("torch.jit.trace, ONNX export: the calls that are watched are not in the timeline")
-        session.synchronize(None)  # what is on its way may be a constant of what is traced
-        with session.on_host():
-            return trace(*args)
-
-    patches.around(internals.C, *TRACERS)(watch)
-    patches.around(internals.ScriptModule, *METHOD_TRACERS)(watch)
-
-    @patches.around(internals.Graph, "__str__", "__repr__")
-    def printed(write: Callable[..., str], graph: Any) -> str:
-        with internals.DisableTorchDispatch():  # it looks at constants by operators
-            return write(graph)
 
 
 # TorchScript, which asks its tensors in C++ where they are, and hears "cpu"
@@ -166,24 +163,21 @@ def _install_scripts(session: Session, patches: Patches) -> None:
 
 def _rewritten(code: Any) -> Any:
     """Return the same code as a function that asks the emulator where tensors are; None if it does not ask."""
-    graph, found = code.inlined_graph, False
+    graph = code.inlined_graph
+    before = str(graph)
     if graph.findAllNodes("prim::fork", True):  # by a thread of its own; here one after the other
-        found = True
         internals.jit_pass_inline_fork_wait(graph)
     for name in ("prim::device", "prim::is_cuda", "prim::is_cpu", "aten::get_device"):
         for node in graph.findAllNodes(name, True):
-            found = True
             _replace(graph, node, f"loaderviz::{name.partition('::')[2]}", [node.inputsAt(0)])
     for node in (
         node for name in ("to", "cpu", "cuda", "type_as") for node in graph.findAllNodes(f"aten::{name}", True)
     ):
-        found = True
         _replace(graph, node, "loaderviz::to", _arguments_of_to(graph, node))
     for node in graph.findAllNodes("prim::Constant", True):
         if str(node.output().type()) == "Device" and f'value="{STANDS_FOR_CUDA}"' in str(node):
-            found = True
             node.output().replaceAllUsesWith(_constant(graph, node, DEVICE))
-    if not found:
+    if str(graph) == before:
         return None
     _operators()
     return internals.create_function_from_graph(code.name, graph)
@@ -217,14 +211,19 @@ def _replace(graph: Any, node: Any, name: str, inputs: list[Any]) -> None:
 
 
 def _install_fake(patches: Patches) -> None:
-    guarded = _lend_guard(patches)
+    table, guard = _guards(), _guard_without_gpu()
+    if guard is not None:
+        # Until the recording ends CUDA has a guard that does nothing. Without one, what names the device in C++ fails,
+        # and autograd of a tensor that says "cuda" ends the process.
+        patches.at_end(partial(table.__setitem__, CUDA, table[CUDA]))
+        table[CUDA] = guard
     # As without a GPU: constants go to it by operators that a fake tensor sees
     patches.set(fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda mode: True))
     patches.set(fake_tensor, "init_gpu_context", lambda device: None)  # torch 2.10 would begin CUDA
 
     @patches.around(fake_tensor.FakeTensor, "__new__")
     def make(original: Any, cls: Any, mode: Any, elem: Any, device: torch.device, *args: Any, **kwargs: Any) -> Any:
-        if device.type == "cuda" and not guarded:
+        if device.type == "cuda" and guard is None:
             raise NotModelledError(
                 "FakeTensor on the emulated GPU: this build of torch shows no table of device guards, without which "
                 "autograd would end the process; make the fake tensors, or the export, of a model on the CPU"
@@ -274,16 +273,3 @@ def _guard_without_gpu() -> int | None:
         return None if table[CUDA] == ctypes.addressof(asked) else table[CUDA]
     finally:
         table[CUDA] = before
-
-
-def _lend_guard(patches: Patches) -> bool:
-    """Let CUDA have a guard that does nothing until the recording ends; tell whether it could be done.
-
-    Without one, what names the device in C++ fails, and autograd of a tensor that says "cuda" ends the process.
-    """
-    table, guard = _guards(), _guard_without_gpu()
-    if guard is None:
-        return False
-    patches.at_end(partial(table.__setitem__, CUDA, table[CUDA]))
-    table[CUDA] = guard
-    return True

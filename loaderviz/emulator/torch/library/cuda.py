@@ -40,9 +40,8 @@ ANSWERS: tuple[tuple[Any, str], ...] = (  # of torch.cuda and torch.accelerator,
 
 def install(session: Session, patches: Patches) -> None:
     """Replace the names of `torch.cuda`, `torch.accelerator` and the generic `torch.Stream` and `torch.Event`."""
-    for owner in (torch.cuda, torch.cuda.streams):
-        patches.function(owner, "Stream", CudaStream)
-        patches.function(owner, "Event", CudaEvent)
+    patches.function(torch.cuda, "Stream", CudaStream)
+    patches.function(torch.cuda, "Event", CudaEvent)
     patches.set(REAL_STREAM, "__new__", lambda cls, *args, **kwargs: CudaStream(*args, **kwargs))
     patches.set(REAL_EVENT, "__new__", lambda cls, *args, **kwargs: CudaEvent(*args, **kwargs))
     patches.function(torch, "Stream", Stream)
@@ -331,7 +330,7 @@ class Stream(OnDevice):
         """PyTorch's number of the stream; 0 is the default stream."""
         return self._emulated.id
 
-    cuda_stream = stream_id  # what would be the cudaStream_t
+    cuda_stream = native_handle = stream_id  # what would be the cudaStream_t
 
     @property
     def priority(self) -> int:
@@ -343,13 +342,7 @@ class Stream(OnDevice):
         """Return (lowest, highest) priority."""
         return PRIORITIES
 
-    def native_handle(self) -> int:
-        """Return what would be the cudaStream_t."""
-        return self._emulated.id
-
-    def wait_event(self, event: Event) -> None:
-        """Make future work of this stream wait for `event`; returns at once (R16)."""
-        event.wait(self)
+    wait_event = REAL_STREAM.wait_event  # returns at once (R16)
 
     def wait_stream(self, stream: Stream) -> None:
         """Make future work of this stream wait for all that is in `stream` now (R16)."""

@@ -56,7 +56,7 @@ class CapturedCall(NamedTuple):
 
     node: int
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., Any] | None  # None: a copy between host and device, which `copies.arrive` does
     args: Any  # with views in place of device tensors, as are keywords
     keywords: Any
     reads: list[TensorView]
@@ -96,7 +96,7 @@ class Recorder:
 
         def view(tensor: torch.Tensor) -> Any:
             if type(tag_of(tensor)) is not DeviceTag:  # a number, which is part of the launch; or a copy's pinned side
-                return tensor if function is _copy else tensor.clone()
+                return tensor if function is None else tensor.clone()
             views[id(tensor)] = place = self._view(tensor)
             return place
 
@@ -113,7 +113,7 @@ class Recorder:
         self.keep([target])
         with torch.no_grad():
             target.detach().copy_(source)
-        self.note("aten::copy_", _copy, (target, source), written=[target])
+        self.note("aten::copy_", None, (target, source), written=[target])
 
     def end(self) -> None:
         """Put everything back as it was before the capture; what was made in it is poison."""
@@ -139,10 +139,6 @@ class Recorder:
         if (memory := self._memory.get(tag)) is None:
             memory = self._memory[tag] = Memory(storage_of(tensor), made=False)
         return memory
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Stands for a captured copy between host and device in `CapturedCall.function`; `copies.arrive` does it."""
 
 
 @stands_for(torch.cuda.CUDAGraph)
@@ -225,7 +221,7 @@ class CUDAGraph(Disguised):
                 storage = inside[view.memory] = torch.UntypedStorage(view.memory.nbytes)
             return SET(torch.empty(0, dtype=view.dtype), storage, view.offset, view.shape, view.stride)
 
-        if call.function is _copy:
+        if call.function is None:
             target, source = (tensor(each) if isinstance(each, TensorView) else each for each in call.args)
             if tag_of(target) is None:
                 target.copy_(source)

@@ -39,7 +39,6 @@ SUCCESS, NOT_FOUND, NOT_SUPPORTED = 0, 6, 3  # nvmlReturn_t
 
 def install(session: Session, patches: Patches) -> None:
     """Put all in place."""
-    _install_memory(session, patches)
     software = DATA["gpu"]["software"]
     patches.set(torch.version, "cuda", software["cuda"])
     limit, (major, minor, patch) = [10], software["nccl"]
@@ -50,7 +49,9 @@ def install(session: Session, patches: Patches) -> None:
         "_cuda_get_cudnn_benchmark_limit": lambda: limit[0],
         "_cuda_set_cudnn_benchmark_limit": lambda value: limit.__setitem__(0, value),
     }
-    patches.set_all(internals.C, of_c)
+    patches.set_all(
+        internals.C, of_c | _statistics(session) | _pinned_statistics(session) | _history(session) | _whole(session)
+    )
     of_cudnn = {
         "version": lambda: software["cudnn"],
         "is_available": lambda: True,
@@ -61,7 +62,7 @@ def install(session: Session, patches: Patches) -> None:
     runtime = _cudart(session)
     patches.set(torch.cuda, "_cudart", runtime)
     patches.function(torch.cuda, "cudart", lambda: runtime)
-    utilization = Utilization(session)
+    utilization = _utilization(session)
 
     def used() -> int:
         free, total = session.pool.mem_get_info()
@@ -71,7 +72,7 @@ def install(session: Session, patches: Patches) -> None:
         return f"GPU:0\nprocess {os.getpid():>10d} uses {used() / 2**20:>12.3f} MB GPU memory"
 
     for name, question in {
-        "utilization": utilization.percent,
+        "utilization": utilization,
         "device_memory_used": used,
         "list_gpu_processes": processes,
     }.items():
@@ -120,33 +121,32 @@ def _cudart(session: Session) -> Any:
         cudaGetErrorString=lambda code: "no error" if int(code) == SUCCESS else f"error {int(code)}",
         cudaProfilerStart=lambda: SUCCESS,
         cudaProfilerStop=lambda: SUCCESS,
-        cudaMemGetInfo=lambda device=0: session.pool.mem_get_info(),
+        cudaMemGetInfo=_memory_of(session),
     )
 
 
-class Utilization:
-    """What part of the time kernels ran, as NVML has it [percent]; here since the last question."""
+def _utilization(session: Session) -> Callable[[], int]:
+    """Return a question: what part of the time kernels ran, as NVML has it [percent]; here since it was asked last."""
+    since, first = 0, 0
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._since, self._spans = 0, 0
-
-    def percent(self) -> int:
-        """Return the share of the time since the last question."""
-        with self._session.calling("a question about utilization"):
-            runtime, since, first = self._session.runtime, self._since, self._spans
+    def percent() -> int:
+        nonlocal since, first
+        with session.calling("a question about utilization"):
+            runtime = session.runtime
             runtime.device.advance(runtime.now)
-            self._since, self._spans = runtime.now, len(runtime.builder)
-            spans = runtime.recorded(first)
+            spans, before = runtime.recorded(first), since
+            since, first = runtime.now, len(runtime.builder)
         kernels = spans.kind == Kind.COMPUTE
         busy = intervals.length(intervals.union(spans.start[kernels], spans.end[kernels]))
-        return min(100, round(100 * busy / max(1, self._since - since)))
+        return min(100, round(100 * busy / max(1, since - before)))
+
+    return percent
 
 
 class Nvml:
     """The functions of libnvidia-ml that have an answer; each writes to its last argument, and returns a status."""
 
-    def __init__(self, session: Session, utilization: Utilization) -> None:
+    def __init__(self, session: Session, utilization: Callable[[], int]) -> None:
         gpu, pool = session.runtime.gpu, session.pool
         known = properties(gpu)
 
@@ -178,7 +178,7 @@ class Nvml:
             "nvmlDeviceGetUUID": text(f"GPU-{known.uuid}"),
             "nvmlDeviceGetMemoryInfo": memory,
             "nvmlDeviceGetMemoryInfo_v2": memory,
-            "nvmlDeviceGetUtilizationRates": lambda _, result: _write(result, gpu=utilization.percent(), memory=0),
+            "nvmlDeviceGetUtilizationRates": lambda _, result: _write(result, gpu=utilization(), memory=0),
             "nvmlDeviceGetCudaComputeCapability": capability,
             "nvmlSystemGetCudaDriverVersion": number(DATA["gpu"]["software"]["driver_cuda"]),
             "nvmlSystemGetCudaDriverVersion_v2": number(DATA["gpu"]["software"]["driver_cuda"]),
@@ -202,16 +202,6 @@ def _write(reference: Any, value: Any = None, **fields: int) -> int:
 
 
 # Memory
-
-
-def _install_memory(session: Session, patches: Patches) -> None:
-    """Put in place what torch's C++ would answer of memory, and what torch's Python itself decides."""
-    functions = _fraction(session) | _whole(session)
-    own = _statistics(session) | _pinned_statistics(session) | _history(session)
-    patches.set_all(internals.C, own | {"_accelerator_getMemoryInfo": functions["mem_get_info"]})
-    for owner in (torch.cuda, torch.cuda.memory, torch.accelerator):
-        for name, answer in functions.items():
-            patches.function(owner, name, answer)
 
 
 def _now(session: Session) -> None:
@@ -293,34 +283,33 @@ def _history(session: Session) -> dict[str, Any]:
     }
 
 
-def _whole(session: Session) -> dict[str, Any]:
-    def empty_cache() -> None:
-        with session.calling("torch.cuda.empty_cache"):
-            session.pool.empty_cache()
-
+def _memory_of(session: Session) -> Callable[..., tuple[int, int]]:
     def mem_get_info() -> tuple[int, int]:
         _now(session)
         return session.pool.mem_get_info()
 
-    return {"empty_cache": empty_cache, "mem_get_info": for_device(mem_get_info)}
+    return for_device(mem_get_info)
 
 
-def _fraction(session: Session) -> dict[str, Any]:
-    pool, limit = session.pool, 1.0
+def _whole(session: Session) -> dict[str, Any]:
+    pool, limit = session.pool, [1.0]
     whole = pool.capacity
 
-    def set_fraction(fraction: float, device: Any = None) -> None:
+    def empty_cache() -> None:
+        with session.calling("torch.cuda.empty_cache"):
+            pool.empty_cache()
+
+    def set_fraction(fraction: float, device: int) -> None:
         check_device(device)
-        if not isinstance(fraction, float):
-            raise TypeError("Invalid type for fraction argument, must be `float`")
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-        nonlocal limit
-        limit = fraction
+        limit[0] = fraction
         pool.capacity = min(whole, int(fraction * session.runtime.gpu.memory))
 
-    get_fraction = for_device(lambda: limit)
-    return {"set_per_process_memory_fraction": set_fraction, "get_per_process_memory_fraction": get_fraction}
+    return {
+        **dict.fromkeys(("_cuda_emptyCache", "_accelerator_emptyCache"), empty_cache),
+        "_accelerator_getMemoryInfo": _memory_of(session),
+        "_cuda_setMemoryFraction": set_fraction,
+        "_cuda_getMemoryFraction": for_device(lambda: limit[0]),
+    }
 
 
 def _times(durations: list[int]) -> dict[str, int]:
