@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
 from html import escape
 from itertools import pairwise
@@ -570,9 +570,8 @@ class Loop:
         timeline = self.timeline
         fetches = timeline.where(Kind.FETCH) & (timeline.start >= start) & (timeline.start < end)
         time = timeline.end - timeline.start
-        count = int(fetches.sum())
-        far = fetches & (time > OUTLIER * np.median(time[fetches])) if count else fetches
-        rare: Mask = far & (int(far.sum()) <= max(1, count // RARE))
+        far = fetches & (time > OUTLIER * np.median(time[fetches])) if fetches.any() else fetches
+        rare: Mask = far & (far.sum() <= max(1, fetches.sum() // RARE))
         return rare
 
     def outside(self, start: int, end: int) -> Intervals:
@@ -842,8 +841,7 @@ def summarize(
     loop = Loop.of(timeline, device)
     start, end = window_of(timeline, loop.window if window is None else window)
     outside = NONE if window is not None else loop.outside(start, end)
-    found = summary_of(loop, start, end, outside, samples, asked=window is not None)
-    return replace(found, unpriced=timeline.context.unpriced)
+    return summary_of(loop, start, end, outside, samples, asked=window is not None)
 
 
 def summary_of(
@@ -895,6 +893,7 @@ def summary_of(
         moved=lengths["moving"],
         limit_most=max(limit, lengths["communication"] - lengths["waiting for ranks"]),
         outside=intervals.length(outside),
+        unpriced=timeline.context.unpriced,
     )
 
 
