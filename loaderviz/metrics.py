@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from html import escape
 from itertools import pairwise
@@ -841,7 +841,8 @@ def summarize(
     loop = Loop.of(timeline, device)
     start, end = window_of(timeline, loop.window if window is None else window)
     outside = NONE if window is not None else loop.outside(start, end)
-    return summary_of(loop, start, end, outside, samples, asked=window is not None)
+    found = summary_of(loop, start, end, outside, samples, asked=window is not None)
+    return replace(found, unpriced=timeline.context.unpriced)
 
 
 def summary_of(
@@ -893,7 +894,6 @@ def summary_of(
         moved=lengths["moving"],
         limit_most=max(limit, lengths["communication"] - lengths["waiting for ranks"]),
         outside=intervals.length(outside),
-        unpriced=timeline.context.unpriced,
     )
 
 

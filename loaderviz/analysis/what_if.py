@@ -93,22 +93,15 @@ class LoopModel:
         copies &= ~facts.launched(removal.calls) | bool(removal.joined)
         often = 2 * len(np.unique(timeline.batch[copies])) > len(facts.marks) or (timeline.batch[copies] < 0).all()
         self.copies = copies if often else np.zeros(len(timeline), bool)  # seldom: of an epoch's order, and stays
+        self.resident = not self.copies.any()  # the steps copy nothing to the GPU: the data are there
+        context = timeline.context
+        # of the host that was emulated; None for a real one, or one of one's own
+        self.preset = HOSTS.get(context.host.split(" (")[0]) if context.origin == "emulated" else None
         removed = either(facts.loading(self.copies), facts.covered(self._beside))
         waits = facts.covered(self.host & self.timeline.where(Kind.WAIT))
         self._not_the_steps = either(either(waits, removed), removal.when)
 
     # How the batches came
-
-    @property
-    def preset(self) -> Host | None:
-        """The preset of the host that was emulated; None for a real one, or one of one's own."""
-        context = self.timeline.context
-        return HOSTS.get(context.host.split(" (")[0]) if context.origin == "emulated" else None
-
-    @property
-    def resident(self) -> bool:
-        """Whether the steps copy nothing to the GPU: the data are there."""
-        return not self.copies.any()
 
     @cached_property
     def config(self) -> LoaderConfig:

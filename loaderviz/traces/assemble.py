@@ -70,12 +70,8 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
     used = [(trace, device) for trace in traces for device in sorted(devices_of(trace))]
     apart = _devices_apart(traces) if several else [{}]
     told = [trace.label or (f"rank {trace.rank}" if trace.rank is not None else "") for trace in traces]
-    # lanes' names begin so; two files of one rank are told apart by their number
-    labels = (
-        [f"{name} " if name and told.count(name) == 1 else f"file {n} " for n, name in enumerate(told)]
-        if several
-        else [""]
-    )
+    labels = [f"{name} " if name and told.count(name) == 1 else f"file {n} " for n, name in enumerate(told)]
+    labels = labels if several else [""]  # lanes' names begin so; two files of one rank are told apart by their number
     twice = [(name, many) for name, many in Counter(filter(None, told)).items() if many > 1]
     parts = [_part(*each) for each in zip(traces, labels, apart, strict=True)]
     together = all(trace.unix for trace in traces)
