@@ -168,7 +168,10 @@ def _item(item: Any) -> str:
         lines = "<br>".join(_together(escape(line)) for line in twin.splitlines())
         return f'<div class="figure">{html}</div>' + (f'<p class="twin">In words: {lines}</p>' if twin else "")
     if package == "pandas" and hasattr(item, "rename_axis"):
-        return _table(item)
+        flat = item.rename_axis(index=None, columns=None)
+        html = flat.to_html(border=0, escape=True, na_rep="–", float_format=_number)
+        html = re.sub(r" (\[[^\]]*\])</th>", r"<br>\1</th>", html)  # units below the names: columns are narrow
+        return f'<div class="scroll">{html}</div>'
     if hasattr(item, "_repr_html_"):
         side = " side" if isinstance(item, Summary) else ""  # its two tables stand side by side
         return f'<div class="scroll{side}">{_together(item._repr_html_())}</div>'
@@ -188,13 +191,6 @@ def ranks(timeline: Timeline) -> list[RankTable]:
 
 def _together(html: str) -> str:
     return _UNITS.sub("\N{NO-BREAK SPACE}", html)
-
-
-def _table(table: pd.DataFrame) -> str:
-    flat = table.rename_axis(index=None, columns=None)
-    html = flat.to_html(border=0, escape=True, na_rep="–", float_format=_number)
-    html = re.sub(r" (\[[^\]]*\])</th>", r"<br>\1</th>", html)  # units below the names, so that columns are narrow
-    return f'<div class="scroll">{html}</div>'
 
 
 def _number(value: float) -> str:
@@ -286,8 +282,8 @@ def _rows(timeline: Timeline) -> np.ndarray[Any, np.dtype[np.int64]]:
 def _places(timeline: Timeline, rows: np.ndarray[Any, Any]) -> Places:
     """Return pid and tid of each row of each lane; a device's threads are its streams, if their numbers are free."""
     second = rows > 0
-    used = {*zip(timeline.lane[second].tolist(), rows[second].tolist(), strict=True)}
-    used |= {(number, 0) for number in range(len(timeline.lanes))}
+    further = zip(timeline.lane[second].tolist(), rows[second].tolist(), strict=True)
+    used = {*further, *((number, 0) for number in range(len(timeline.lanes)))}
     places: Places = {}
     taken: set[tuple[int, int]] = set()
     following: dict[tuple[int, int], int] = {}  # thread ids that are not yet taken by those who wanted the same one

@@ -34,11 +34,7 @@ def length(intervals: Intervals) -> int:
 
 def covers(intervals: Intervals, times: Times) -> npt.NDArray[np.bool_]:
     """Return for each of `times` whether it lies in the set, shape `times.shape`."""
-    if not len(intervals):
-        return np.zeros(np.shape(times), bool)
-    place = np.searchsorted(intervals[:, 0], times, side="right") - 1
-    inside: npt.NDArray[np.bool_] = (place >= 0) & (times < intervals[np.maximum(place, 0), 1])
-    return inside
+    return covered_within(intervals, times, np.asarray(times) + 1) > 0
 
 
 def intersect(one: Intervals, other: Intervals) -> Intervals:

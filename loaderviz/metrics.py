@@ -570,9 +570,8 @@ class Loop:
         timeline = self.timeline
         fetches = timeline.where(Kind.FETCH) & (timeline.start >= start) & (timeline.start < end)
         time = timeline.end - timeline.start
-        count = int(fetches.sum())
-        far = fetches & (time > OUTLIER * np.median(time[fetches])) if count else fetches
-        rare: Mask = far & (int(far.sum()) <= max(1, count // RARE))
+        far = fetches & (time > OUTLIER * np.median(time[fetches])) if fetches.any() else fetches
+        rare: Mask = far & (far.sum() <= max(1, fetches.sum() // RARE))
         return rare
 
     def outside(self, start: int, end: int) -> Intervals:

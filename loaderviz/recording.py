@@ -219,10 +219,7 @@ class EmulatedRun:
         self._emulated, self._wait, self._wanted = emulated, wait, steps
         self._calls = 0
         self._called_late = False
-        self.timeline: Timeline | None = None
-        self.hazards, self.lints = Hazards(), Lints()
-        self.unpriced: dict[str, float] = {}
-        self.check: Check | None = None
+        self.timeline: Timeline | None = None  # the rest of what was found is there when this is
 
     def __enter__(self) -> None:
         self._emulated.__enter__()
@@ -250,7 +247,7 @@ class EmulatedRun:
         finally:
             emulated, session = self._emulated, self._emulated.session
             self.hazards, self.lints = emulated.hazards, emulated.lints
-            self.check = emulated.checker.report if emulated.checker else None
+            self.check: Check | None = emulated.checker.report if emulated.checker else None
             self.unpriced = {place: sum(took) / 10**9 for place, took in session.unpriced.items()}
             whole, batches = emulated.timeline, session.batches
             if whole and batches.by_optimizer and not self._calls:

@@ -329,10 +329,20 @@ class Timeline:
 
     def _looked_up(self, start: int, end: int, lane: int, kind: int, name: int, *rest: int) -> Span:
         batch, nbytes, correlation, pinned, cause, source, waited = rest
-        text, known = self.sources[source] if source >= 0 else "", None if pinned < 0 else bool(pinned)
-        here, what = self.lanes[lane], self.names[name]
-        values = batch, nbytes, correlation, known, _CAUSES[cause], text, waited
-        return Span(start, end, here, _KINDS[kind], what, *values)
+        return Span(
+            start,
+            end,
+            self.lanes[lane],
+            _KINDS[kind],
+            self.names[name],
+            batch,
+            nbytes,
+            correlation,
+            None if pinned < 0 else bool(pinned),
+            _CAUSES[cause],
+            self.sources[source] if source >= 0 else "",
+            waited,
+        )
 
     def rows(self, *kinds: Kind) -> Iterator[Span]:
         """Iterate over the spans in order of start; only of `kinds`, if any are given."""
@@ -503,8 +513,7 @@ class Timeline:
                 context.pop("lines", None)  # some have it: lines without their times
             starts = spans.get("start")
             many = len(starts) if isinstance(starts, (list, np.ndarray)) else 0
-            lacking = {name: [value] * many for name, (since, value) in _LATER.items() if version < since}
-            former = lacking | spans
+            former = {name: [value] * many for name, (since, value) in _LATER.items() if version < since} | spans
             timeline = cls(
                 _record(Context, context),
                 tuple(_record(Lane, lane) for lane in lanes),
@@ -741,8 +750,12 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(isinstance(each, given[1]) for each in value.values())
     if origin is tuple:
-        as_many = given[-1] is Ellipsis or (isinstance(value, tuple) and len(value) == len(given))
-        return isinstance(value, tuple) and as_many and all(_fits(each, given[0]) for each in value)
+        many = given[-1] is Ellipsis
+        return (
+            isinstance(value, tuple)
+            and (many or len(value) == len(given))
+            and all(_fits(each, given[0]) for each in value)
+        )
     if hint in _ROWS:
         as_many = isinstance(value, list | tuple) and len(value) == len(_ROWS[hint])
         return as_many and all(map(_fits, value, _ROWS[hint]))
@@ -791,11 +804,19 @@ def _check_columns(timeline: Timeline) -> None:
         raise TimelineError(f"the columns have different lengths: {sorted(lengths)}")
     if len(backward := np.flatnonzero(spans["end"] < spans["start"])):
         raise TimelineError(f"a span ends before it starts: {timeline._told(backward[0])}")
-    limits = {"lane": len(timeline.lanes), "name": len(timeline.names), "kind": len(Kind), "cause": len(Cause)}
+    limits = {
+        "lane": len(timeline.lanes),
+        "name": len(timeline.names),
+        "kind": len(Kind),
+        "cause": len(Cause),
+        "source": len(timeline.sources),
+        "tail": len(timeline),
+        "head": len(timeline),
+        "pinned": 2,
+        **dict.fromkeys(("batch", "nbytes", "waited"), FAR + 1),
+    }
     devices = {lane.device for lane in timeline.lanes}
     check_counts(event=len(timeline), lane=len(timeline.lanes), device=len(devices), mark=len(timeline.marks))
-    limits |= {"source": len(timeline.sources), "tail": len(timeline), "head": len(timeline), "pinned": 2}
-    limits |= dict.fromkeys(("batch", "nbytes", "waited"), FAR + 1)
     for column, limit in limits.items():
         values, least = (timeline.arrows | spans)[column], -1 if column in _OR_NONE else 0
         if len(values) and not (values.min() >= least and values.max() < limit):
@@ -806,19 +827,16 @@ def _check_columns(timeline: Timeline) -> None:
         ):
             told = f"lane {mark.lane}, spans {mark.spans[0]} and {mark.spans[1]}"
             raise TimelineError(f"a mark points at a lane or span that there is not: {told}")
-    for name, value in _amounts(timeline.context):
+    context = timeline.context
+    amounts = [  # all of a context that is a count, a size or a share
+        *((name, getattr(context, name)) for name in ("samples", "cores", "sent", "shared_memory")),
+        *context.usage.items(),
+        *(("lasts", look.lasts) for look in context.looks),
+        *((name, getattr(message, name)) for message in context.messages for name in ("nbytes", "ranks")),
+    ]
+    for name, value in amounts:
         if not 0 <= (value or 0) <= FAR:
             raise TimelineError(f"its {name!r} is {value}, and nothing has less than 0, or more than {FAR}")
-
-
-def _amounts(context: Context) -> Iterator[tuple[str, float | None]]:
-    """Yield all of a context that is a count, a size or a share, by name."""
-    for name in ("samples", "cores", "sent", "shared_memory"):
-        yield name, getattr(context, name)
-    yield from context.usage.items()
-    yield from (("lasts", look.lasts) for look in context.looks)
-    for message in context.messages:
-        yield from (("nbytes", message.nbytes), ("ranks", message.ranks))
 
 
 # How a producer makes one

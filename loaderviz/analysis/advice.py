@@ -158,7 +158,7 @@ def _converted(facts: Evidence, copies: Mask, makers: Mask) -> Tried:
     unasked = facts.waiting(Cause.STAGING).any() and not facts.synchronizes(copies).any()
     names = " and ".join(names_of(facts, makers)[:2])
     less = f"; a batch has {words.size(size * shrink)} as the loader gives it" if shrink < 1 else ""
-    finding = Finding(
+    return Finding(
         "hidden-sync" if unasked else "pageable-copy",
         f"{describe_copies(facts, copies, 'pageable ')}, {where(facts, copies)}: they carry new tensors that the loop "
         f"makes on the host just before, with {names}, {duration(facts, facts.length(makers))}. A new tensor is "
@@ -167,8 +167,7 @@ def _converted(facts: Evidence, copies: Mask, makers: Mask) -> Tried:
         f"# and then {names}, on the GPU: after the copy",
         gain,
         subject=_PAGEABLE,
-    )
-    return finding, facts.removal(making, shrink=shrink, pinned=True)
+    ), facts.removal(making, shrink=shrink, pinned=True)
 
 
 def cuda_in_dataset(facts: Evidence) -> Found:
@@ -180,7 +179,7 @@ def cuda_in_dataset(facts: Evidence) -> Found:
     sizes = np.unique(facts.timeline.nbytes[copies])
     direct = intervals.length(either(facts.covered(copies), inside))
     gain = facts.bound(direct, "the copies inside the fetches and their calls", copies, 0, host=inside)
-    finding = Finding(
+    return Finding(
         "cuda-in-dataset",
         f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: the data set or its collate function makes "
         "them, while the loop waits. Worker processes could not: CUDA cannot be begun anew in a forked process",
@@ -188,8 +187,7 @@ def cuda_in_dataset(facts: Evidence) -> Found:
         'batch = batch.to("cuda", non_blocking=True)  # with DataLoader(..., num_workers=..., pin_memory=True)',
         gain,
         subject=_COPIES,
-    )
-    return finding, facts.removal(inside, facts.calls(copies), joined=min(len(sizes), MANY))
+    ), facts.removal(inside, facts.calls(copies), joined=min(len(sizes), MANY))
 
 
 def index_on_host(facts: Evidence) -> Found:
@@ -201,15 +199,14 @@ def index_on_host(facts: Evidence) -> Found:
     direct = intervals.length(either(facts.covered(copies), inside))
     blocked = duration(facts, intervals.length(facts.copying(copies)))
     gain = facts.bound(direct, "the copies of indices and the waits for them", copies, 0, host=inside)
-    finding = Finding(
+    return Finding(
         "index-on-host",
         f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: they carry the indices of `x[rows]` with "
         f"`rows` in host memory, and the host waits for each, {blocked}",
         'order = torch.randperm(len(x)).to("cuda")  # once an epoch; then x[rows] for rows in order.split(size)',
         gain,
         subject=_COPIES,
-    )
-    return finding, facts.removal(inside, facts.calls(copies) | facts.synchronizes(copies))
+    ), facts.removal(inside, facts.calls(copies) | facts.synchronizes(copies))
 
 
 def copy_not_hidden(facts: Evidence) -> Finding | None:
@@ -236,9 +233,8 @@ def copy_not_hidden(facts: Evidence) -> Finding | None:
 def wide_dtype(facts: Evidence) -> Found:
     """Bytes that travel as floats or whole numbers of 32 or 64 bits; or floats of 64 bits, where 32 are usual."""
     copies, faults = facts.batch_copies, facts.timeline.context.faults
-    if not (copies.any() and {"wide-dtype", "float64"} & {*faults}):
-        return None
-    if 2 * _carried(facts, facts.converted[0]) > _carried(facts, copies):  # made by the loop: told of it
+    known = copies.any() and {"wide-dtype", "float64"} & {*faults}
+    if not known or 2 * _carried(facts, facts.converted[0]) > _carried(facts, copies):  # made by the loop: told of it
         return None
     if "wide-dtype" in faults:
         less, part = 3 / 4, "three quarters of the copies"
@@ -353,15 +349,14 @@ def many_small_copies(facts: Evidence) -> Found:
     calls = either(facts.loading_of(rest), facts.in_lines(facts.calls(rest) | joins))  # no need to join them after it
     direct = min(facts.exposed(copies), round(time.sum() * (1 - left))) + intervals.length(calls)
     gain = facts.bound(direct, "their latency and their calls, and joining them", copies, left, host=calls)
-    finding = Finding(
+    return Finding(
         "many-small-copies",
         f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: one takes "
         f"{words.duration(float(time.mean()))} for {words.size(float(nbytes.mean()))} on average, mostly latency",
         'flat = torch.cat([part.flatten() for part in parts]).to("cuda", non_blocking=True)  # split it there',
         gain,
         subject=_COPIES,
-    )
-    return finding, facts.removal(joined=1)
+    ), facts.removal(joined=1)
 
 
 def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
@@ -576,10 +571,8 @@ def fetch_in_loop(facts: Evidence) -> Finding | None:
     """The loop's own thread fetches (and pins) the batches: DataLoader without workers."""
     fetching = facts.fetching
     steps = np.searchsorted(facts.timeline.start[facts.marks], facts.first[fetching], side="right")
-    if not fetching.any() or 2 * len(np.unique(steps)) < (facts.steps or 0):  # an order once an epoch is no batch
-        return None
-    if facts.in_dataset.any():  # a worker process could not make these copies
-        return None
+    if not fetching.any() or 2 * len(np.unique(steps)) < (facts.steps or 0) or facts.in_dataset.any():
+        return None  # an order once an epoch is no batch; copies that the data set makes, a worker could not make
     work = facts.fetched
     length = intervals.length(work)
     floors = facts.device_floor(), facts.host_floor(work)
@@ -671,7 +664,7 @@ def uneven_workers(facts: Evidence) -> Found:
         return None
     floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
     gain = facts.gain(facts.length(waits), "the waits for data", *floors)
-    finding = Finding(
+    return Finding(
         "uneven-workers",
         f"a batch takes {timeline.lanes[hot].name} {times:.1f} times as long as the others: they have to wait "
         f"for it, since batches are taken in turn, and the loop waits {duration(facts, facts.length(waits))}"
@@ -679,8 +672,7 @@ def uneven_workers(facts: Evidence) -> Found:
         "# let slow samples come to all workers in turn: shuffle, or another order; or DataLoader(..., in_order=False)",
         gain,
         subject=_DATA,
-    )
-    return finding, facts.removal(even=True)
+    ), facts.removal(even=True)
 
 
 def workers_cost_more(facts: Evidence) -> Finding | None:
@@ -843,15 +835,14 @@ def synchronizes_each_step(facts: Evidence) -> Found:
     asked = "finite" if checks else asked
     told = told if reads else "no copy of a result is seen" if asked else "no result is brought to the host by them"
     told += "".join(f"; {often:,} of the waits {'is' if often == 1 else 'are'} in {name}" for name, often in made)
-    finding = Finding(
+    return Finding(
         "synchronizes-each-step",
         f"the loop waits for the GPU {count:,} times{a_step(count, steps)}, {duration(facts, intervals.length(inside))}"
         f" ({where(facts, waits)}); {told}",
         _SYNCHRONIZES[asked],
         gain,
         subject=Subject((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
-    )
-    return finding, facts.removal(either(inside, facts.covered(host)), waits | mates)
+    ), facts.removal(either(inside, facts.covered(host)), waits | mates)
 
 
 def anomaly_mode(facts: Evidence) -> Finding | None:
@@ -1360,16 +1351,18 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
         made, missing = facts.timeline.places(facts.launched_by[facts.launched_by >= 0]), facts.timeline.context.missing
         unseen, lost = "", int((facts.does(Api.LAUNCH) & ~made).sum())
         if lost:
-            unseen = f"the host makes {words.count(lost, 'launch')}, and no kernel and no copy is in the timeline"
-            unseen += ": the profiler lost them, or was not asked for them"
+            unseen = (
+                f"the host makes {words.count(lost, 'launch')}, and no kernel and no copy is in the timeline: the "
+                "profiler lost them, or was not asked for them"
+            )
         elif missing and facts.timeline.context.origin == "file":
             unseen = "; ".join(missing)
         elif summary.busy:
             time = words.duration(facts.length(facts.here))
             unseen = (
-                f"the timeline has no kernel and no copy, nor a launch of one, only {time} of other work on the GPU"
+                f"the timeline has no kernel and no copy, nor a launch of one, only {time} of other work on the GPU: "
+                "if there were some, the profiler did not see them"
             )
-            unseen += ": if there were some, the profiler did not see them"
         if unseen:
             return Finding("work-not-seen", unseen, RECORD, NO_GAIN)
         text = "the timeline has no work of a GPU in it, so nothing can overlap"
@@ -1666,8 +1659,10 @@ def _judged(facts: Evidence) -> str:
     if facts.rounds and facts.rounds != facts.steps:
         steps += f", and the GPU's work on {facts.rounds - many:.2g} steps that were launched before the window"
     elif summary.step and abs(many * summary.step - facts.window) > APART * facts.window:
-        steps += f" from one to the next (a time “a step” below is its part of the {part} / {many:,}"
-        steps += ", a gain its share of a step)"
+        steps += (
+            f" from one to the next (a time “a step” below is its part of the {part} / {many:,}, a gain its share of a "
+            "step)"
+        )
     parts = [
         len(summary.devices) > 1 and f"device {facts.device} of {len(summary.devices)}",
         part if part == whole else f"{part} of {whole}",

@@ -165,10 +165,14 @@ def _boundary() -> dict[str, Any]:
         return {}
     makes: list[Callable[[], Any]] = [int, partial(bytes, PICKLED), partial(torch.zeros, 1)]
     nothing, pickled, tensor = map(_crossing, makes)
-    found: dict[str, float] = {"fetch_base": nothing[0], "hand_out": nothing[1]}
-    found |= {"tensor_sent": tensor[0] - nothing[0], "tensor_received": tensor[1] - nothing[1]}
-    per_byte = [(there - least) * 1000 / PICKLED for there, least in zip(pickled, nothing, strict=True)]
-    found |= dict(zip(("pickle_per_byte", "unpickle_per_byte"), per_byte, strict=True))
+    found = {
+        "fetch_base": nothing[0],
+        "hand_out": nothing[1],
+        "tensor_sent": tensor[0] - nothing[0],
+        "tensor_received": tensor[1] - nothing[1],
+        "pickle_per_byte": (pickled[0] - nothing[0]) * 1000 / PICKLED,
+        "unpickle_per_byte": (pickled[1] - nothing[1]) * 1000 / PICKLED,
+    }
     return {name: max(0, round(value)) for name, value in found.items()}
 
 

@@ -6,7 +6,7 @@ Everything is clipped to the window that is judged. A timeline may lack batches,
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +32,19 @@ from loaderviz.metrics import (
     summary_of,
     window_of,
 )
-from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Ints, Kind, Mask, Timeline, grouped
+from loaderviz.timeline import (
+    COPIES,
+    DEVICE_KINDS,
+    KERNELS,
+    LOADING,
+    Cause,
+    Ints,
+    Kind,
+    Mask,
+    Timeline,
+    gathered,
+    grouped,
+)
 from loaderviz.vendors import MIGRATION, Api, calls_of
 
 FEW, UNSEEN = 20, 0.25  # launches; share of the window in which the host waits for work that nobody sees
@@ -64,8 +76,11 @@ ANOMALY = ("aten::_is_any_true",)  # so anomaly detection looks at each gradient
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
 # Inside another operator these make a new tensor of a batch; an operator of the loop itself does so unless it is one of
 # `LOOKS_ON`: it leads to another one, looks at the batch otherwise, or draws a number
-CONVERTS = {f"aten::{name}" for name in ("_to_copy", "div", "mul", "sub", "add", "rsub", "clone", "clamp", "neg")}
-CONVERTS |= {f"{name}_" for name in CONVERTS}
+CONVERTS = {
+    f"aten::{name}{end}"
+    for name in ("_to_copy", "div", "mul", "sub", "add", "rsub", "clone", "clamp", "neg")
+    for end in ("", "_")
+}
 LOOKS_ON = re.compile(
     r"aten::(to|contiguous|view|reshape|permute|transpose|movedim|flatten|(un)?squeeze|expand|slice|select|narrow|split|"
     r"chunk|unbind|detach|lift_fresh|item|is_nonzero|_local_scalar_dense|rand|randn|randint|randperm|empty|zeros|ones|"
@@ -144,6 +159,7 @@ class Evidence:
         outside: Intervals | None = None,
     ) -> None:
         self.asked, (device, _) = window, choose_device(timeline, device)
+        self.cores = timeline.context.cores  # of the machine that was recorded; None if the timeline does not tell
         loop = Loop.of(timeline, device)
         if window is None:
             window = loop.window or _working(timeline, device)
@@ -268,7 +284,6 @@ class Evidence:
     def follows(self, calls: Mask) -> Mask:
         """The spans before which the loop's last call to launch was one of these."""
         rows, starts = np.flatnonzero(self.launching | calls), self.timeline.start
-        rows = rows[np.argsort(starts[rows], kind="stable")]
         place = np.searchsorted(starts[rows], starts) - 1
         return (place >= 0) & calls[rows][place] if len(rows) else calls
 
@@ -348,7 +363,7 @@ class Evidence:
         """The innermost operators that make these calls, but for copies, and how many of the calls each makes."""
         operators = self.loop & self.timeline.where(Kind.OPERATOR)
         rows = np.flatnonzero(operators & ~self.timeline.named((*COPY_OPERATORS, READING[1]).__contains__))
-        found = Counter(self._around(rows, call) for call in np.flatnonzero(calls).tolist())
+        found = Counter(self.innermost(rows, call) for call in np.flatnonzero(calls).tolist())
         return Counter({name: count for name, count in found.items() if name})
 
     def calls(self, work: Mask) -> Mask:
@@ -432,10 +447,9 @@ class Evidence:
         own, workers = self.window - intervals.length(free), self.lanes_of("worker")
         if not workers or self.timeline.context.origin == "emulated":
             return Floor(own, "the host's own work")
-        used, worked = self.timeline.context.usage, self.worked
-        lacked = own * max(0.0, 1 - (self.cores or 1 + len(workers)) / (1 + len(workers)))
-        lacked = min(own, used["loop lacked"]) if "loop lacked" in used else lacked
-        return Floor(round(own - min(lacked, worked)), "the host's own work")
+        crowded = own * max(0.0, 1 - (self.cores or 1 + len(workers)) / (1 + len(workers)))
+        lacked = self.timeline.context.usage.get("loop lacked", crowded)
+        return Floor(round(own - min(own, lacked, self.worked)), "the host's own work")
 
     def supply_floor(self, *roles: str) -> Floor:
         """Return how long the workers and the pin thread work at least (or only those of `roles`).
@@ -511,10 +525,9 @@ class Evidence:
         timeline = self.timeline
         times: dict[str, int] = {}
         rows = np.flatnonzero(timeline.named(lambda name: name.startswith("nccl:")) & (timeline.end > timeline.start))
-        rows = rows[np.argsort(timeline.start[rows], kind="stable")]
         for row in np.flatnonzero(collectives).tolist():
             name, call = timeline.names[timeline.name[row]].partition("(")[0], int(self.launched_by[row])
-            if around := self._around(rows, call if call >= 0 else row):
+            if around := self.innermost(rows, call if call >= 0 else row):
                 name = around.removeprefix("nccl:").lstrip("_").removesuffix("_base")
             elif found := _OPERATION.search(name):
                 name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found.group()).lower()
@@ -527,12 +540,12 @@ class Evidence:
         ranges = {caller: np.flatnonzero(timeline.named(of)) for caller, of in CALLERS.items()}
         for row in np.flatnonzero(collectives & (self.launched_by >= 0)).tolist():
             call = int(self.launched_by[row])
-            mine = ((caller, self._around(rows[lane[rows] == lane[call]], call)) for caller, rows in ranges.items())
+            mine = ((caller, self.innermost(rows[lane[rows] == lane[call]], call)) for caller, rows in ranges.items())
             found = next((each for each in mine if each[1]), ("", ""))
             times[found] = times.get(found, 0) + int(self.last[row] - self.first[row])
         return max(times, key=lambda each: times[each], default=("", ""))
 
-    def _around(self, rows: Ints, span: int) -> str:
+    def innermost(self, rows: Ints, span: int) -> str:
         """The name of the last of `rows`, spans in order of start, that runs when another one begins; "" if none."""
         timeline, begin = self.timeline, self.timeline.start[span]
         around = rows[: np.searchsorted(timeline.start[rows], begin, side="right")][-8:]
@@ -565,9 +578,8 @@ class Evidence:
             inside = copies & (timeline.batch >= 0)
             return inside if inside.any() else copies
         begun = np.searchsorted(self.kernels[:, 0], timeline.start[rows], side="right")
-        alike: dict[tuple[int, ...], list[Ints]] = {}
-        for row in np.split(rows, np.flatnonzero(np.diff(begun)) + 1):
-            alike.setdefault(tuple(timeline.nbytes[row].tolist()), []).append(row)
+        each_row = np.split(rows, np.flatnonzero(np.diff(begun)) + 1)
+        alike = gathered((tuple(timeline.nbytes[row].tolist()), row) for row in each_row)
         again = [row for each in alike.values() if len(each) > 1 for row in each]
         copies[:] = False
         copies[np.concatenate(again) if again else []] = True
@@ -671,11 +683,15 @@ class Evidence:
     @cached_property
     def launch_time(self) -> int:
         """What an operator takes of the host that launches work, without its waits: the median [ns]."""
-        waits = self.covered(self.loop & self.timeline.where(Kind.WAIT))
         starts = np.sort(self.first[self.calls(self.mask(*KERNELS))])
         mine = self.loop & self.timeline.where(Kind.OPERATOR)
         mine &= np.searchsorted(starts, self.last) > np.searchsorted(starts, self.first)
-        times = intervals.free_within(waits, self.first[mine], self.last[mine])
+        return self.own_time(mine, self.loop)
+
+    def own_time(self, spans: Mask, threads: Mask) -> int:
+        """How long these spans of the host take without the waits of these threads, the median [ns]; 0 for none."""
+        waits = self.covered(threads & self.timeline.where(Kind.WAIT))
+        times = intervals.free_within(waits, self.first[spans], self.last[spans])
         return round(float(np.median(times))) if len(times) else 0
 
     @cached_property
@@ -721,21 +737,19 @@ class Evidence:
 
     def lanes_of(self, *roles: str) -> list[int]:
         """The lanes of the host threads of these roles ("worker", "pin"); of several DataLoaders, of the busiest."""
-        lanes = [number for number, lane in enumerate(self.timeline.lanes) if lane.role in roles]
-        return [number for number in lanes if number not in self._other_loaders]
+        lanes = enumerate(self.timeline.lanes)
+        return [number for number, lane in lanes if lane.role in roles and number not in self._other_loaders]
+
+    def _by_loader(self, *roles: str) -> dict[str, list[int]]:
+        """The lanes of these roles of each DataLoader, by the end of their names."""
+        lanes = enumerate(self.timeline.lanes)
+        return gathered(("".join(_LOADER.findall(lane.name)), number) for number, lane in lanes if lane.role in roles)
 
     @cached_property
     def _other_loaders(self) -> set[int]:
         """The lanes of all DataLoaders but the one whose workers have the least time left."""
-        loaders = defaultdict[str, list[int]](list)
-        for number, lane in enumerate(self.timeline.lanes):
-            if lane.role in LOADING:
-                loaders["".join(_LOADER.findall(lane.name))].append(number)
-        workers = {
-            name: [number for number in lanes if self.timeline.lanes[number].role == "worker"]
-            for name, lanes in loaders.items()
-        }
-        busiest = max(loaders, key=lambda name: self.busy(workers[name]), default="")
+        loaders, workers = self._by_loader(*LOADING), self._by_loader("worker")
+        busiest = max(loaders, key=lambda name: self.busy(workers.get(name, [])), default="")
         return {number for name, lanes in loaders.items() for number in lanes if name != busiest}
 
     @cached_property
@@ -746,11 +760,7 @@ class Evidence:
         mine = timeline.batch[fetches & self.loop]
         if len(np.unique(mine)) > most:
             found += [False] * max(1, round(len(mine) / len(np.unique(mine))))
-        lanes = defaultdict[str, list[int]](list)
-        for number, lane in enumerate(timeline.lanes):
-            if lane.role == "worker":
-                lanes["".join(_LOADER.findall(lane.name))].append(number)
-        given = (timeline.batch[fetches & timeline.select(lane=each)] for each in lanes.values())
+        given = (timeline.batch[fetches & timeline.select(lane=each)] for each in self._by_loader("worker").values())
         return found + [True for each in given if len(np.unique(each)) > most]
 
     @property
@@ -778,11 +788,6 @@ class Evidence:
         """For how many ns of the processor workers worked in the window: their fetches, and their other threads."""
         lanes, others = self.lanes_of("worker"), self.timeline.context.usage.get("others", 0)
         return self.busy(lanes) * len(lanes) * self.window + others * (self.steps or 0)
-
-    @property
-    def cores(self) -> int | None:
-        """The CPU cores of the machine that was recorded; None if the timeline does not tell."""
-        return self.timeline.context.cores
 
     @cached_property
     def in_dataset(self) -> Mask:
@@ -865,8 +870,11 @@ class Evidence:
         far = time > LONG * np.median(time) if len(time) else np.zeros(0, bool)
         if not far.any():
             return time, far, {}
-        work = {"kernels": self.kernels, "copies": self.covered(self.mask(*COPIES))}
-        work["collectives"] = self.covered(self.mask(Kind.COMMUNICATION))
+        work = {
+            "kernels": self.kernels,
+            "copies": self.covered(self.mask(*COPIES)),
+            "collectives": self.covered(self.mask(Kind.COMMUNICATION)),
+        }
         if not self.here.any():
             work = {"operators": self.covered(self.loop & self.timeline.where(Kind.OPERATOR))}
         more, whole = {}, np.array([[self.start, self.end]])
@@ -900,10 +908,9 @@ class Evidence:
 
     def _seen_in(self, gaps: Intervals) -> tuple[str, Intervals]:
         """Where the main thread was seen most in these gaps between calls of torch, and when."""
-        looks, by_line = self.timeline.context.looks, defaultdict[str, list[tuple[int, int]]](list)
+        looks = self.timeline.context.looks
         inside = intervals.covers(gaps, np.array([look.moment for look in looks], np.int64))
-        for look in compress(looks, inside):
-            by_line[look.line].append((look.time, look.moment))
+        by_line = gathered((look.line, (look.time, look.moment)) for look in compress(looks, inside))
         found = [
             (self.timeline.lines[line], intervals.intersect(np.array(times), gaps))
             for line, times in by_line.items()
@@ -941,7 +948,6 @@ class Evidence:
         rows = np.flatnonzero(self.here & (self.launched_by >= 0))
         if not (len(rows) and len(self.idle)):
             return other
-        rows = rows[np.argsort(self.first[rows], kind="stable")]
         place = np.searchsorted(self.first[rows], self.idle[:, 1])
         after = rows[np.minimum(place, len(rows) - 1)]
         queued = (place < len(rows)) & (self.first[after] == self.idle[:, 1])

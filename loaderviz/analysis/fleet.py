@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderviz.analysis.ranks import CAUSES, RankTable, Times, Why, spent_before, table_of
+from loaderviz.analysis.ranks import CAUSES, RankTable, Times, spent_before, table_of
 from loaderviz.metrics import Loop, begin_of, choose_device, device_of, lateness, window_of
 from loaderviz.timeline import Context, Ints, Kind, Message, Timeline, TimelineBuilder
 from loaderviz.traces import TraceError, attempted, check_executor, made_of, read, told_of, tried
@@ -149,4 +149,4 @@ def _joined(every: list[RankNumbers]) -> RankTable:
             # From what came before the window on, and before those in between, too, which no other has
             spent[mine] = np.diff(until, axis=0, prepend=until[:1] - apart[place[:1]])
     seen = {number: each.seen for number, each in enumerate(every)}
-    return table_of(timeline, late, {number: each.did for number, each in enumerate(every)}, Why(late, spent, seen))
+    return table_of(timeline, late, {number: each.did for number, each in enumerate(every)}, spent, seen)

@@ -113,8 +113,10 @@ class Collective:
 
     def to_dict(self) -> dict[str, Any]:
         """Return its fields and bandwidths, ready for JSON."""
-        speeds = {"algorithm_bandwidth": self.algorithm_bandwidth, "bus_bandwidth": self.bus_bandwidth}
-        return asdict(self) | speeds
+        return asdict(self) | {
+            "algorithm_bandwidth": self.algorithm_bandwidth,
+            "bus_bandwidth": self.bus_bandwidth,
+        }
 
 
 # Of nccl-tests: how often (n - 1) / n of the message's bytes pass a link; 0: all of them do, once.
@@ -347,11 +349,16 @@ def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> Ran
         mine = found.device == device
         spent[mine] = spent_before(times, device, timeline.start[found.parts[mine]], timeline.end[found.parts[mine]])
     seen = {device: bool(times.lanes(device)) for device in devices}
-    return table_of(timeline, found, {device: times.of(device) for device in devices}, Why(found, spent, seen))
+    return table_of(timeline, found, {device: times.of(device) for device in devices}, spent, seen)
 
 
-def table_of(timeline: Timeline, found: Lateness, did: dict[int, Sequence[int]], why: Why) -> RankTable:
-    """Return the table of ranks that `did` so much, by device: ns of kernels, copies, loading and other work."""
+def table_of(
+    timeline: Timeline, found: Lateness, did: dict[int, Sequence[int]], spent: Ints, seen: dict[int, bool]
+) -> RankTable:
+    """Return the table of ranks that `did` so much, by device: ns of kernels, copies, loading and other work.
+
+    `spent` is what they did before each part of a collective; `seen` tells of which devices a host is seen.
+    """
     parts, devices = found.parts, list(did)
     waits = np.minimum(collectives(timeline)[1][parts], timeline.end[parts]) - timeline.start[parts]
     whose = np.searchsorted(devices, found.device)
@@ -360,7 +367,10 @@ def table_of(timeline: Timeline, found: Lateness, did: dict[int, Sequence[int]],
         device: RankRow(rank_of(timeline, device), device, *(*did[device], int(waits), int(blame)))
         for device, waits, blame in zip(devices, waited, blamed, strict=True)
     }
-    late = [Culprit(rows[each], *why.of(each), often) for each, often in zip(found.late, found.often, strict=True)]
+    late = [
+        Culprit(rows[each], *_why(found, spent, each, seen[each]), often)
+        for each, often in zip(found.late, found.often, strict=True)
+    ]
     moved = collectives_of(timeline, found)
     return RankTable(tuple(rows.values()), len(moved), found, tuple(late), moved)
 
@@ -395,30 +405,21 @@ def spent_before(times: Times, device: int, came: Ints, ended: Ints) -> Ints:
     return np.stack([intervals.covered_within(part, since, came) for part in times.parted(device)], axis=1)
 
 
-@dataclass(frozen=True)
-class Why:
-    """Why ranks are late: what they `spent` before each part of a collective, of which devices a host is `seen`."""
-
-    found: Lateness
-    spent: Ints
-    seen: dict[int, bool]
-
-    def of(self, device: int) -> tuple[str, int]:
-        """Return why a device is late, as a key of `CAUSES`, and by how many ns that is longer than in the others."""
-        found, mine = self.found, self.found.device == device
-        count = int(found.group.max()) + 1
-        fair = ~np.isin(found.device, found.late)
-        lonely = np.bincount(found.group, fair, count) == 0
-        fair |= lonely[found.group] & ~mine
-        step = (found.window[1] - found.window[0]) / found.units
-        here = np.flatnonzero(mine)[usually(found.blame[mine], step)]
-        others = [np.bincount(found.group, self.spent[:, n] * fair, count) for n in range(len(CAUSES))]
-        usual = (others / np.maximum(1, np.bincount(found.group, fair, count)))[:, found.group[here]]
-        more = self.spent[here].sum(axis=0) - usual.sum(axis=1)
-        best = int(more.argmax())
-        name = list(CAUSES)[best]
-        seen = name != "works" or self.seen[device]  # a GPU without work has a host that is late, if one is seen
-        return (name, round(more[best])) if seen and more[best] >= CAUSE * found.blame[here].sum() else ("", 0)
+def _why(found: Lateness, spent: Ints, device: int, host_is_seen: bool) -> tuple[str, int]:
+    """Return why a device is late, as a key of `CAUSES`, and by how many ns that is longer than in the others."""
+    mine, count = found.device == device, int(found.group.max()) + 1
+    fair = ~np.isin(found.device, found.late)
+    lonely = np.bincount(found.group, fair, count) == 0
+    fair |= lonely[found.group] & ~mine
+    step = (found.window[1] - found.window[0]) / found.units
+    here = np.flatnonzero(mine)[usually(found.blame[mine], step)]
+    others = [np.bincount(found.group, spent[:, n] * fair, count) for n in range(len(CAUSES))]
+    usual = (others / np.maximum(1, np.bincount(found.group, fair, count)))[:, found.group[here]]
+    more = spent[here].sum(axis=0) - usual.sum(axis=1)
+    best = int(more.argmax())
+    name = list(CAUSES)[best]
+    known = name != "works" or host_is_seen  # a GPU without work has a host that is late, if one is seen
+    return (name, round(more[best])) if known and more[best] >= CAUSE * found.blame[here].sum() else ("", 0)
 
 
 def drawn(timeline: Timeline) -> Timeline:

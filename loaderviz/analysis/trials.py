@@ -34,6 +34,7 @@ class Trials:
 
     def __init__(self, facts: Evidence) -> None:
         self.facts, self.timeline = facts, facts.timeline
+        self._real = facts.timeline.context.origin != "emulated"
 
     @cached_property
     def possible(self) -> bool:
@@ -42,10 +43,6 @@ class Trials:
         small = len(self.facts.marks) <= REPLAYED and kernels <= REPLAYED * 10
         now, replayed = self.facts.summary.step, self.unchanged if small else None
         return bool(now and replayed and (replayed > UNLIKE * now or not self._real))
-
-    @property
-    def _real(self) -> bool:
-        return self.timeline.context.origin != "emulated"
 
     @cached_property
     def unchanged(self) -> float | None:

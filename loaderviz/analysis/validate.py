@@ -25,7 +25,7 @@ from loaderviz.emulator.hardware import GPUS, Gpu, Host, Kernel, UnknownHardware
 from loaderviz.emulator.kernels import BESIDE, CLASS, Array, Call, kernel_times, row_of
 from loaderviz.errors import LoadervizError
 from loaderviz.files import TooLargeError, readable, write
-from loaderviz.timeline import Ids
+from loaderviz.timeline import Ids, gathered
 from loaderviz.traces.kineto import Place, read_kineto
 from loaderviz.traces.source import Document, TraceError
 from loaderviz.vendors import ON_DEVICE, Role
@@ -100,10 +100,7 @@ class Trace:
             for what, table in (("name", raw.names), ("place", raw.places))
         )
         self.events = list(map(Event, *columns, names, places, raw.arguments))
-        self.work: defaultdict[int, list[Event]] = defaultdict(list)
-        for event in self.events:
-            if event.role in ON_DEVICE:
-                self.work[event.correlation].append(event)
+        self.work = gathered((event.correlation, event) for event in self.events if event.role in ON_DEVICE)
         if not self.work:
             raise ValidationError(f"{path} has no kernels; record it with torch.profiler on a machine with a GPU")
         self.operators = self._operators()
@@ -166,7 +163,11 @@ def _number(name: str, values: list[float]) -> int:
 def _launched(events: list[Event], work: Mapping[int, list[Event]]) -> Iterator[tuple[list[Event], list[Event]]]:
     """Give for each call that started work: the operators around it, the outermost first, and the work."""
     threads, around = Ids(), list[Event]()
-    calls = [event for event in events if event.role == Role.OPERATOR or _starts(event, work)]
+    calls = [
+        event
+        for event in events
+        if event.role == Role.OPERATOR or (event.role == Role.CALL and event.correlation in work)
+    ]
     calls.sort(key=lambda event: (threads[event.place[:2]], event.start, event.role, -event.length))
     for event in calls:
         while around and (around[-1].place[:2] != event.place[:2] or around[-1].end <= event.start):
@@ -175,10 +176,6 @@ def _launched(events: list[Event], work: Mapping[int, list[Event]]) -> Iterator[
             yield list(around), work[event.correlation]
         else:
             around.append(event)
-
-
-def _starts(event: Event, work: Mapping[int, list[Event]]) -> bool:
-    return event.role == Role.CALL and event.correlation in work
 
 
 def _crowded(work: list[Event]) -> set[int]:
@@ -380,14 +377,22 @@ class Validation:
 
     def totals(self) -> dict[str, Any]:
         """Return the totals, for JSON."""
-        totals = {"trace": self.trace, "gpu": self.gpu.name, "operators": sum(row.operators for row in self.rows)}
-        shares = {"gpu_ms": round(self.measured / 1e6, 3), "ratio": round(self.ratio, 3), "error": round(self.error, 3)}
-        return totals | shares
+        return {
+            "trace": self.trace,
+            "gpu": self.gpu.name,
+            "operators": sum(row.operators for row in self.rows),
+            "gpu_ms": round(self.measured / 1e6, 3),
+            "ratio": round(self.ratio, 3),
+            "error": round(self.error, 3),
+        }
 
     def __str__(self) -> str:
         """Return the tables: operators by class, then the host's and the device's latencies."""
-        lines = [f"{self.trace}: {words.duration(self.measured)} of GPU work with shapes, as {self.gpu.name}", ""]
-        lines.append(f"{'class':<18}{'operators':>10}{'share':>8}{'predicted / measured':>22}{'error':>8}")
+        lines = [
+            f"{self.trace}: {words.duration(self.measured)} of GPU work with shapes, as {self.gpu.name}",
+            "",
+            f"{'class':<18}{'operators':>10}{'share':>8}{'predicted / measured':>22}{'error':>8}",
+        ]
         predicted, difference = sum(row.predicted for row in self.rows), sum(row.difference for row in self.rows)
         total = OperatorClass("all", sum(row.operators for row in self.rows), self.measured, predicted, difference)
         for row in (*sorted(self.rows, key=lambda row: -row.measured), total):
@@ -426,13 +431,9 @@ def validate(trace: str | Path, on: str | Gpu | None = None) -> Validation:
 
 
 def _rows(trace: Trace, gpu: Gpu) -> list[OperatorClass]:
-    sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for call, kernels in trace.operators:
-        measured, predicted = sum(kernels), sum(kernel_times(gpu, call))
-        row = sums[row_of(call)]
-        for place, value in enumerate((1, measured, predicted, abs(measured - predicted))):
-            row[place] += value
-    return [OperatorClass(kind, *values) for kind, values in sums.items()]
+    times = ((row_of(call), sum(kernels), sum(kernel_times(gpu, call))) for call, kernels in trace.operators)
+    each = ((kind, (1, measured, predicted, abs(predicted - measured))) for kind, measured, predicted in times)
+    return [OperatorClass(kind, *map(sum, zip(*rows, strict=True))) for kind, rows in gathered(each).items()]
 
 
 # Calibrating

@@ -27,7 +27,8 @@ from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import either
 from loaderviz.metrics import check_timeline, summarize
-from loaderviz.timeline import LOADING, Cause, Context, Ints, Kind, Mask, Timeline
+from loaderviz.timeline import LOADING, Cause, Context, Ints, Kind, Mask, Timeline, gathered
+from loaderviz.traces.steps import noted
 from loaderviz.vendors import Api
 
 
@@ -92,22 +93,15 @@ class LoopModel:
         copies &= ~facts.launched(removal.calls) | bool(removal.joined)
         often = 2 * len(np.unique(timeline.batch[copies])) > len(facts.marks) or (timeline.batch[copies] < 0).all()
         self.copies = copies if often else np.zeros(len(timeline), bool)  # seldom: of an epoch's order, and stays
+        self.resident = not self.copies.any()  # the steps copy nothing to the GPU: the data are there
+        context = timeline.context
+        # of the host that was emulated; None for a real one, or one of one's own
+        self.preset = HOSTS.get(context.host.split(" (")[0]) if context.origin == "emulated" else None
         removed = either(facts.loading(self.copies), facts.covered(self._beside))
-        waits = facts.covered(self._host & self.timeline.where(Kind.WAIT))
+        waits = facts.covered(self.host & self.timeline.where(Kind.WAIT))
         self._not_the_steps = either(either(waits, removed), removal.when)
 
     # How the batches came
-
-    @property
-    def preset(self) -> Host | None:
-        """The preset of the host that was emulated; None for a real one, or one of one's own."""
-        context = self.timeline.context
-        return HOSTS.get(context.host.split(" (")[0]) if context.origin == "emulated" else None
-
-    @property
-    def resident(self) -> bool:
-        """Whether the steps copy nothing to the GPU: the data are there."""
-        return not self.copies.any()
 
     @cached_property
     def config(self) -> LoaderConfig:
@@ -159,6 +153,8 @@ class LoopModel:
         timeline, facts, spans = self.timeline, self.facts, self.facts.marks
         starts = timeline.start[spans].tolist()
         usual = () if self.resident else self._usual_tensors()
+        took, waited = np.median(list(self.fetched.values()), axis=0).tolist() if self.fetched else (0, 0)
+        usual_fetch: tuple[int, int] = round(took), round(waited)
         ends = timeline.end[spans]
         last = int(ends[-1]) if (ends[:-1] >= starts[1:]).all() else facts.end  # what follows the loop is no step
         edges = np.array([*starts, last], np.int64)
@@ -174,7 +170,7 @@ class LoopModel:
                 Step(
                     samples,
                     self._tensors.get(batch) or usual,
-                    *self.fetched.get(batch, self._usual_fetch),
+                    *self.fetched.get(batch, usual_fetch),
                     *calls,
                     pinned,
                 )
@@ -197,21 +193,18 @@ class LoopModel:
         timeline = self.timeline
         mine = timeline.where(Kind.FETCH) & (timeline.batch >= 0)
         times: dict[int, tuple[int, int]] = {}
+        gone = np.where(
+            self.facts.loop, intervals.covered_within(self._removal.when, timeline.start, timeline.end), 0
+        )  # of each of the loop's spans
         for index in np.flatnonzero(self.whole(mine)).tolist():
             batch, length = int(timeline.batch[index]), int(timeline.end[index] - timeline.start[index])
             (took, waited), waits = times.get(batch, (0, 0)), min(length, int(timeline.waited[index]))
-            computes, left = max(0, length - waits - int(self._gone[index])), self._removal.fetch
+            computes, left = max(0, length - waits - int(gone[index])), self._removal.fetch
             times[batch] = took + round(left * computes), waited + round(left * self._removal.waits * waits)
         if self._removal.even and times:
             took, waited = (round(float(mean)) for mean in np.mean(list(times.values()), axis=0))
             times = dict.fromkeys(times, (took, waited))
         return times
-
-    @cached_property
-    def _gone(self) -> Ints:
-        """What the removal takes away of each of the loop's spans [ns]."""
-        gone = intervals.covered_within(self._removal.when, self.timeline.start, self.timeline.end)
-        return np.where(self.facts.loop, gone, 0)
 
     @cached_property
     def draw_time(self) -> int:
@@ -229,16 +222,10 @@ class LoopModel:
         inside = mask & (timeline.start > timeline.begin) & (timeline.end < timeline.begin + timeline.duration)
         return inside if inside.any() else mask
 
-    def own_time(self, mask: Mask) -> int:
-        """How long these spans of the host take without their waits, the median [ns]; 0 for none."""
-        waits = self.facts.covered(self._host & self.timeline.where(Kind.WAIT))
-        times = intervals.free_within(waits, self.facts.first[mask], self.facts.last[mask])
-        return round(float(np.median(times))) if len(times) else 0
-
     # Inside
 
     @cached_property
-    def _host(self) -> Mask:
+    def host(self) -> Mask:
         """Spans of the threads that launch: the loop's, and autograd's where that is another one."""
         timeline = self.timeline
         ranks = {timeline.lanes[number].device for number in np.unique(timeline.lane[self.facts.loop]).tolist()}
@@ -249,7 +236,7 @@ class LoopModel:
 
     @cached_property
     def _beside(self) -> Mask:
-        return self._host & self.facts.does(Api.EVENT | Api.MEMORY)
+        return self.host & self.facts.does(Api.EVENT | Api.MEMORY)
 
     @cached_property
     def _kept(self) -> Ints:
@@ -257,7 +244,7 @@ class LoopModel:
         facts = self.facts
         out = self._beside | facts.calls(self.copies) | facts.synchronizes(self.copies) | self._removal.calls
         needed = self.timeline.places(list(self._work_of)) | facts.does(Api.SYNCHRONIZE)
-        return np.flatnonzero(self._host & self.timeline.where(Kind.API) & needed & ~out)
+        return np.flatnonzero(self.host & self.timeline.where(Kind.API) & needed & ~out)
 
     @cached_property
     def _joining(self) -> set[int]:
@@ -296,36 +283,22 @@ class LoopModel:
         before = intervals.free_within(inside, since, np.maximum(first, since)).tolist()
         cost = intervals.free_within(inside, np.maximum(first, since), last).tolist()
         after = intervals.free_within(inside, ended, np.maximum(edges[1:], ended)).tolist()
+        operators = self.host & timeline.where(Kind.OPERATOR)
+        of_lane = [spans[operators[spans]] for spans in timeline.by_lane()]
         for (low, high), rest in zip(pairwise(places.tolist()), after, strict=True):
             calls = []
             for row, gap, own in zip(rows[low:high].tolist(), before[low:high], cost[low:high], strict=True):
                 source = timeline.sources[timeline.source[row]] if timeline.source[row] >= 0 else ""
-                work = self._work_of.get(row, -1)
-                calls.append(HostCall(gap, own, self._operator(row), source, work, work in self._joining))
+                operator, work = self.facts.innermost(of_lane[timeline.lane[row]], row), self._work_of.get(row, -1)
+                calls.append(HostCall(gap, own, operator, source, work, work in self._joining))
             yield tuple(calls), rest
-
-    @cached_property
-    def _operators(self) -> tuple[Ints, Ints]:
-        rows = np.flatnonzero(self._host & self.timeline.where(Kind.OPERATOR))
-        return rows, self.timeline.start[rows]
-
-    def _operator(self, row: int) -> str:
-        """The name of the innermost operator around a call, "" if there is none near."""
-        rows, starts = self._operators
-        place = int(np.searchsorted(starts, self.timeline.start[row], side="right"))
-        end, lane = self.timeline.end, self.timeline.lane
-        for index in rows[max(0, place - 8) : place][::-1].tolist():
-            if end[index] >= end[row] and lane[index] == lane[row]:
-                return str(self.timeline.names[self.timeline.name[index]])
-        return ""
 
     @cached_property
     def _tensors(self) -> dict[int, tuple[int, ...]]:
         """The tensors of each batch whose copies are known, in bytes."""
-        found: dict[int, list[int]] = {}
         mine = self.copies & (self.timeline.nbytes >= 0)
-        for batch, nbytes in zip(self.timeline.batch[mine].tolist(), self.timeline.nbytes[mine].tolist(), strict=True):
-            found.setdefault(batch, []).append(nbytes)
+        columns = self.timeline.batch[mine].tolist(), self.timeline.nbytes[mine].tolist()
+        found: dict[int, list[int]] = gathered(zip(*columns, strict=True))
         joined, shrink = self._removal.joined, self._removal.shrink
         if shrink < 1:
             found = {batch: [round(size * shrink) for size in sizes] for batch, sizes in found.items()}
@@ -339,11 +312,6 @@ class LoopModel:
         if not found:
             raise WhatIfError("what_if() finds no copy to the GPU that is known to belong to a batch of known size")
         return found.most_common(1)[0][0]
-
-    @cached_property
-    def _usual_fetch(self) -> tuple[int, int]:
-        took, waited = np.median(list(self.fetched.values()), axis=0).tolist() if self.fetched else (0, 0)
-        return round(took), round(waited)
 
 
 def _check(facts: Evidence) -> None:
@@ -456,26 +424,21 @@ def host_of(loop: LoopModel, config: LoaderConfig) -> Host:
     launches = facts.calls(facts.mask(Kind.COMPUTE))
     pinned = facts.calls(loop.copies & (timeline.pinned == 1))
     handed = facts.loop & timeline.named(lambda name: name.startswith(HAND_OUT))
+    within = either(facts.copying(loop.copies), facts.covered(facts.loop & timeline.where(Kind.WAIT)))
+    around = intervals.subtract(facts.loading_of(loop.copies), within)  # operators, without their calls and waits
     pins = loop.whole(timeline.where(Kind.PIN) & (timeline.nbytes > 0) & (timeline.end > timeline.start))
     seen = {
-        "launch": loop.own_time(launches),
-        "memcpy_call": loop.own_time(pinned),
-        "hand_out": loop.own_time(handed) if same else 0,
-        "synchronize": loop.own_time(facts.synchronizes(loop.copies)),
-        "dispatch": 0 if loop.preset else _dispatch(loop),
+        "launch": facts.own_time(launches, loop.host),
+        "memcpy_call": facts.own_time(pinned, loop.host),
+        "hand_out": facts.own_time(handed, loop.host) if same else 0,
+        "synchronize": facts.own_time(facts.synchronizes(loop.copies), loop.host),
+        "dispatch": 0 if loop.preset else round(intervals.length(around) / max(1, int(facts.calls(loop.copies).sum()))),
     }
     if pins.any() and same:  # the quickest: others may have page-locked new memory
         rate = 2 * timeline.nbytes[pins] / (timeline.end - timeline.start)[pins]
         seen["memory_bandwidth"] = round(float(rate.max()) * 1e9)
     known: dict[str, Any] = {key: value for key, value in seen.items() if value}
     return replace(base, **known)
-
-
-def _dispatch(loop: LoopModel) -> int:
-    """Return what the operators around a copy take of the host's time, without its calls and their waits [ns]."""
-    facts, calls = loop.facts, loop.facts.calls(loop.copies)
-    within = either(facts.copying(loop.copies), facts.covered(facts.loop & loop.timeline.where(Kind.WAIT)))
-    return round(intervals.length(intervals.subtract(facts.loading_of(loop.copies), within)) / max(1, int(calls.sum())))
 
 
 def checked(gpu: Gpu, pinned: bool, loads: bool = True) -> Gpu:
@@ -568,8 +531,7 @@ def what_if(
     scale = _scale(loop, batch_size)
     ranks = ranks_on_host or 1
     if config == loop.config and target == source and scale == 1 and not graphs and ranks == 1:
-        notes = (*timeline.context.notes, "what_if() was asked for what it is already: nothing is changed")
-        return replace(timeline, context=replace(timeline.context, notes=notes))
+        return noted(timeline, "what_if() was asked for what it is already: nothing is changed")
     return replayed(loop, config, source, target, scale, slices=resident == "slices", graphs=bool(graphs), ranks=ranks)
 
 

@@ -31,6 +31,7 @@ from loaderviz.timeline import (
     ArrowKind,
     Cause,
     Context,
+    Ids,
     Ints,
     Kind,
     Lane,
@@ -40,8 +41,7 @@ from loaderviz.timeline import (
     grouped,
 )
 from loaderviz.traces import steps
-from loaderviz.traces.kineto import RawTrace
-from loaderviz.traces.steps import Rows
+from loaderviz.traces.kineto import RawTrace, Rows
 from loaderviz.vendors import BLIT_DIRECTIONS, ON_DEVICE, Api, Role, calls_of, is_blit, kind_of
 
 MANY = 4  # ranks; what is noted of more is told once
@@ -267,8 +267,7 @@ def _calls_with(rows: Rows, correlations: Ints) -> Ints:
 
 def _sub_lanes(rows: Rows, lanes: list[Lane]) -> tuple[list[Lane], int]:
     """Move spans that overlap the one before them in their stream to further lanes "stream 7 (2)"."""
-    added: dict[tuple[int, int], int] = {}
-    all_lanes, overlapping = list(lanes), 0
+    added, overlapping = Ids(), 0
     streams = np.flatnonzero(np.array([lane.role == "stream" for lane in lanes], bool)[rows["lane"]])
     streams = streams[np.lexsort([rows[column][streams] for column in ("end", "start", "lane")])]
     for number, mine in enumerate(grouped(rows["lane"], len(lanes), streams)):
@@ -279,11 +278,9 @@ def _sub_lanes(rows: Rows, lanes: list[Lane]) -> tuple[list[Lane], int]:
         for index, level in zip(mine[some].tolist(), levels, strict=True):
             if level:
                 overlapping += 1
-                if (number, level) not in added:
-                    added[number, level] = len(all_lanes)
-                    all_lanes.append(replace(lanes[number], name=f"{lanes[number].name} ({level + 1})"))
-                rows["lane"][index] = added[number, level]
-    return all_lanes, overlapping
+                rows["lane"][index] = len(lanes) + added[number, level]
+    further = (replace(lanes[number], name=f"{lanes[number].name} ({level + 1})") for number, level in added)
+    return [*lanes, *further], overlapping
 
 
 def _merged(parts: list[_Part]) -> Timeline:
@@ -536,9 +533,12 @@ def _left_out(trace: RawTrace) -> list[str]:
 def nothing_drawn(trace: RawTrace) -> str:
     """Say of a file without events that can be drawn how many it has, and why each is not drawn."""
     count = trace.lost.total() + trace.left_out.total() + trace.sync_rows
-    reasons = [f"{words.count(number, 'event')}{what}" for what, number in trace.lost.most_common() if number]
-    reasons += _left_out(trace)
-    reasons += [f"{words.count(trace.left_out['flow'], 'flow')}"] if trace.left_out["flow"] else []
+    flows = trace.left_out["flow"]
+    reasons = [
+        *(f"{words.count(number, 'event')}{what}" for what, number in trace.lost.most_common() if number),
+        *_left_out(trace),
+        *([words.count(flows, "flow")] if flows else []),
+    ]
     damage = f" (the file is damaged: {'; '.join(trace.damage)})" if trace.damage else ""
     if not count:
         return f"{trace.path} has no events: the profiler recorded nothing{damage}"

@@ -237,8 +237,7 @@ class EventTable:
             self.trace.unplaced += event.get("cat") not in _OWN
             match = _FRAME.match(str(event.get("name"))) if event.get("cat") == "python_function" else None
             if match and _is_users(match[1]) and len(self.trace.frames) < MOST_FRAMES:
-                found = f"{match[1]}:{match[2]}", event.get("pid"), event.get("tid"), start, length
-                self.trace.frames.append(found)
+                self.trace.frames.append((f"{match[1]}:{match[2]}", event.get("pid"), event.get("tid"), start, length))
             return None
         if role == Role.SYNC:
             self.trace.sync_rows += 1

@@ -63,7 +63,7 @@ from loaderviz.traces.kineto import read_kineto
 from loaderviz.traces.merge import ANCHORS, CLOCK, STEPPED, TAKING, WAITING, Own, own_name
 from loaderviz.traces.source import Document
 from loaderviz.traces.steps import Window
-from loaderviz.traces.workers import Fetch, read_files, starts
+from loaderviz.traces.workers import Fetch, read_files
 
 _NOTICEABLE = 1_000_000  # ns
 _DEAR = 500_000_000  # ns; a forked worker starts within a few ms, a new process imports torch first
@@ -124,7 +124,7 @@ class RealRun:
             self._window.leave()
             if kind is not None:
                 # not what it says: that may be a path or a name, and a timeline is made to be passed on
-                self._loader.note(f"{kind.__name__} ended the block; what came before it is here")
+                self._loader.notes.setdefault(f"{kind.__name__} ended the block; what came before it is here")
             self.timeline = self._build()
         except Exception as problem:
             if kind is None:
@@ -241,8 +241,6 @@ class RealRun:
             notes.append(f"the profiler took {words.duration(self._started)} to begin; any workers went on meanwhile")
         if tick() >= COARSE and timeline.where(Kind.FETCH).any():
             notes.append(TICKS.format(words.duration(tick())))
-        versions = {"torch": torch.__version__} | found.versions
-        host, many = "this machine", cores().threads
         device = found.device if self._cuda else f"CPU alone ({processor()})"
         if self._cuda and torch.cuda.is_available() and ("unknown" in device or "no GPU" in device):
             device = torch.cuda.get_device_name()
@@ -251,15 +249,15 @@ class RealRun:
         return Context(
             device,
             "recorded",
-            host,
+            "this machine",
             clock=found.clock,
-            cores=many,
+            cores=cores().threads,
             looks=found.looks,
             faults=(*self._loader.faults, *self._loader.numbering.faults),
             shared_memory=shared_memory(),
             usage=found.usage,
             samples=steps.samples(timeline),
-            versions=versions,
+            versions={"torch": torch.__version__} | found.versions,
             missing=(*missing, *found.missing),
             notes=(*notes, *missing, *found.notes),
         )
@@ -326,16 +324,12 @@ def new_profile(cuda: bool) -> profiler.profile:
     if not torch.cuda.is_available():  # its log would say "profiler_start"; where there is a GPU it says what is wrong
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    return profiler.profile(activities=activities, experimental_config=_experimental(cuda))
-
-
-def _experimental(cuda: bool) -> Any:
-    """Return the options that this version has: synchronisation events (for arrows), and no list of Python objects."""
     config: Any = vars(profiler)["_ExperimentalConfig"]
-    try:
-        return config(enable_cuda_sync_events=cuda, trace_only=True)
+    try:  # synchronisation events, for arrows, and no list of Python objects
+        options = config(enable_cuda_sync_events=cuda, trace_only=True)
     except TypeError:  # a version without the second
-        return config(enable_cuda_sync_events=cuda)
+        options = config(enable_cuda_sync_events=cuda)
+    return profiler.profile(activities=activities, experimental_config=options)
 
 
 def _nothing(*reasons: str) -> Timeline:
@@ -388,7 +382,7 @@ class LoaderRanges:
         self.mine = defaultdict[int, list[Fetch | None]](list)
         self._began = self._ended = (swapped_in(), thread_lacked())
         self.sampler = Sampler()
-        self.notes: dict[str, None] = {}
+        self.notes: dict[str, None] = {}  # of the timeline, each once
         self.faults: dict[str, None] = {}
         self._folder, self._window = folder, window
         self.numbering = Numbering()
@@ -425,7 +419,9 @@ class LoaderRanges:
         ]
         lacking = [name for owner, name, _ in parts if not callable(getattr(owner, name, None))]
         if missing := ", ".join(lacking) or workers.can_record():
-            self.note(f"torch {torch.__version__} has no {missing}: the DataLoader's work is not in the timeline")
+            self.notes.setdefault(
+                f"torch {torch.__version__} has no {missing}: the DataLoader's work is not in the timeline"
+            )
             parts = []
         for owner, name, function in (*parts, *always):
             stack.enter_context(held(owner, name, around(getattr(owner, name), function)))
@@ -443,11 +439,11 @@ class LoaderRanges:
 
     def seen(self, readings: Sequence[tuple[int, int, int]]) -> Own:
         """Return what was noted beside the profiler; `readings` are those of our clock."""
-        count, took = starts(self._folder)
-        if took > _DEAR:
-            self.note(_STARTED.format(words.count(count, "worker"), words.duration(took)))
+        fetches, left, costs = read_files(self._folder)
+        if sum(costs) > _DEAR:
+            self.notes.setdefault(_STARTED.format(words.count(len(costs), "worker"), words.duration(sum(costs))))
         swapped, lacked = (end - begin for begin, end in zip(self._began, self._ended, strict=True))
-        return Own(readings, *read_files(self._folder), self.batches, self.mine, self.sampler.seen, swapped, lacked)
+        return Own(readings, fetches, left, self.batches, self.mine, self.sampler.seen, swapped, lacked)
 
     def began(self) -> None:
         """The profiler runs from now on."""
@@ -458,10 +454,6 @@ class LoaderRanges:
         """All steps are recorded."""
         self._ended = swapped_in(), thread_lacked()
         self.sampler.stop()
-
-    def note(self, text: str) -> None:
-        """Add a line to the timeline's notes, once."""
-        self.notes.setdefault(text)
 
     def say(self, name: str, batch: int = -1) -> AbstractContextManager[object]:
         """Return the range to enter around what the main thread does for a batch."""
@@ -541,7 +533,7 @@ class LoaderRanges:
 
     def _elsewhere(self, program: str) -> None:
         if program and not program.startswith(_INSTALLED):
-            self.note(ELSEWHERE.format(Path(program).name))
+            self.notes.setdefault(ELSEWHERE.format(Path(program).name))
 
     def _reset(self, original: Function, iterator: Any, *args: Any, **options: Any) -> None:
         self._started.close()  # from here on the sampler draws, which is the program's
@@ -572,7 +564,7 @@ class LoaderRanges:
             feed = self._feeds[iterator] = IteratorState()
             feed.begin_epoch(self._new_iterator(iterator))
             if hasattr(iterator, "_workers"):
-                self.note(_OLD)
+                self.notes.setdefault(_OLD)
         return feed
 
     def _new_iterator(self, iterator: Any) -> int:
@@ -591,7 +583,7 @@ class LoaderRanges:
         if feed.number is not None and not self._window.over:
             self.batches[feed.number, feed.epoch, index] = batch
         if not self._here():
-            self.note(_OTHER_THREAD)
+            self.notes.setdefault(_OTHER_THREAD)
             self.faults.setdefault("loader-in-thread")
             return
         if feed.nested is None:

@@ -245,8 +245,9 @@ def _with_workers(timeline: Timeline, own: Own, there: Clock, begin: int, end: i
             names.append(f"{what} (not ended)" if work.end is None else NOT_HANDED_OUT.replace("fetch", what))
         kind = Kind.PIN if pins else Kind.FETCH
         lane = lanes.setdefault(Lane(*loading_lane(work.worker, slot)), old + len(lanes))
-        rows.append((max(start, begin), min(stop, end), lane, kind, batch, work.nbytes, 1 if pins else -1, work.waited))
-        rows[-1] += work.cause, sources.setdefault(work.line, len(sources)) if work.line else -1
+        source = sources.setdefault(work.line, len(sources)) if work.line else -1
+        about = batch, work.nbytes, 1 if pins else -1, work.waited, work.cause, source
+        rows.append((max(start, begin), min(stop, end), lane, kind, *about))
     table = np.array(rows, np.int64).reshape(-1, 10).T
     told = ("start", "end", "lane", "kind", "batch", "nbytes", "pinned", "waited", "cause", "source")
     columns = dict(zip(told, table, strict=True))
@@ -328,9 +329,8 @@ def _growth(looks: Sequence[int]) -> int:
 
 def _slots(own: Own) -> dict[int, int]:
     """Share the lanes between iterators: one that begins when another's workers have left takes its place."""
-    begins: dict[int, int] = {}
-    for work in own.fetches:
-        begins[work.iterator] = min(work.start, begins.get(work.iterator, work.start))
+    starts = gathered((work.iterator, work.start) for work in own.fetches)
+    begins = {iterator: min(times) for iterator, times in starts.items()}
     order = sorted(begins, key=lambda iterator: begins[iterator])
     slots = tracks((begins[iterator], own.left.get(iterator, math.inf)) for iterator in order)
     return dict(zip(order, slots, strict=True))

@@ -120,19 +120,20 @@ class _Export:
             if works:
                 kept = mine[good[mine]]
                 columns = {name: rows[name][kept].astype(dtype) for name, dtype in DTYPES.items()}
-                trace = RawTrace(
-                    self.path,
-                    columns | {name: columns[name] + (base or 0) for name in ("start", "end")},
-                    list(self.names),
-                    list(self.places),
-                    f"process {pid}",
-                    unix=base is not None,
-                    devices=devices,
-                    threads=threads,
-                    lost=Counter({" with values of other kinds": len(mine) - len(kept)}),
-                    versions=versions,
+                traces.append(
+                    RawTrace(
+                        self.path,
+                        columns | {name: columns[name] + (base or 0) for name in ("start", "end")},
+                        list(self.names),
+                        list(self.places),
+                        f"process {pid}",
+                        unix=base is not None,
+                        devices=devices,
+                        threads=threads,
+                        lost=Counter({" with values of other kinds": len(mine) - len(kept)}),
+                        versions=versions,
+                    )
                 )
-                traces.append(trace)
         said = (text for (text,) in self.select("DIAGNOSTIC_EVENT", "text") if isinstance(text, str))
         traces[0].missing = [f"nsys says: {text[:200]}" for text in said if _TELLING.search(text)][:3]
         traces[0].remarks += self._faulted()

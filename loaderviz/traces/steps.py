@@ -23,14 +23,12 @@ from loaderviz.batches import (
     numbers_of,
 )
 from loaderviz.timeline import LOADING, Cause, Ints, Kind, Mask, Timeline, gathered, grouped
-from loaderviz.traces.kineto import RawTrace
+from loaderviz.traces.kineto import RawTrace, Rows
 from loaderviz.traces.source import TraceError
 from loaderviz.vendors import ON_DEVICE, Role
 
 if TYPE_CHECKING:
     from loaderviz.traces.live import RealRun
-
-Rows = dict[str, np.ndarray[Any, Any]]
 
 FULL = (
     "the recording was full, and what came after this is left out: at most {} are kept. Give record() a larger limit "
@@ -361,8 +359,8 @@ def cut(timeline: Timeline, wait: int, steps: int | None, by_call: bool) -> Time
     else:
         last = len(starts) if steps is None else wait + steps
         begin = starts[wait] if wait else timeline.begin
-        part = timeline.between(begin, starts[last] if last < len(starts) else timeline.begin + timeline.duration)
-        part = replace(part, context=timeline.context)  # our own note says it in steps
+        end = starts[last] if last < len(starts) else timeline.begin + timeline.duration
+        part = replace(timeline.between(begin, end), context=timeline.context)  # our own note says it in steps
     return noted(part, *notes(wait, steps, len(starts)), samples=samples(part))
 
 

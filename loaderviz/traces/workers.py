@@ -216,22 +216,6 @@ class FileLog:
                 self._open = False
 
 
-def starts(folder: Path) -> tuple[int, int]:
-    """Return how many workers began in this recording, and what that took [ns of the processor]: their imports."""
-    costs = list[int]()
-    for path in folder.iterdir():
-        worker = re.fullmatch(r"\d+-(\d+)", path.name)
-        if worker is None:
-            continue
-        with FileIO(path) as file:
-            data = file.read(RECORD.size)
-        if len(data) == RECORD.size:
-            what, epoch, index, *_, others, _disk, lacked, busy, _switches = RECORD.unpack(data)
-            if (what, epoch, index) == (What.BEGAN, 0, int(worker[1])):  # its very first order
-                costs.append(others + busy - lacked)
-    return len(costs), sum(costs)
-
-
 def size_of(data: Any) -> int:
     """Return the bytes of a batch's tensors, -1 if they cannot be counted."""
     try:
@@ -240,8 +224,10 @@ def size_of(data: Any) -> int:
         return -1
 
 
-def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
+def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int], list[int]]:
     """Return what the workers wrote to their files in `folder`: their work, and when the last of an iterator's left.
+
+    The third is what the start of each worker took that began in this recording [ns of the processor]: its imports.
 
     A record that the death of its worker cut off is left out. An order that was never worked on (the epoch was over) is
     no work; the last one, if nothing came after it, is not ended: its worker is still at it, or died in it. An iterator
@@ -249,6 +235,7 @@ def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
     """
     fetches: list[Fetch] = []
     last: dict[int, float] = {}
+    costs = list[int]()
     for path in sorted(folder.iterdir()):
         match = re.fullmatch(r"(\d+)-(\d+|pin)", path.name)
         if match is None:
@@ -260,13 +247,16 @@ def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
         record: tuple[int, ...] = (-1, 0, 0, 0)
         named = path.with_name(f"{path.name}.lines")
         lines = [*(named.read_text(encoding="utf-8").splitlines() if named.exists() else []), ""]
-        for record in RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size]):
+        for place, record in enumerate(RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size])):
             what, epoch, index, time, size, cause, line, own, *used = record
+            if not place and (what, epoch, index) == (What.BEGAN, 0, worker):  # its very first order
+                since = Usage(*used)
+                costs.append(since.others + since.busy - since.lacked)
             if begun is not None and (what == What.ENDED or (what == What.FAILED and not pins)):
                 start, now, then = begun[3], Usage(*used), Usage(*begun[8:])
                 waited, meanwhile = carried.due(now.waited(then, time - start)), now.since(then)
-                place = Place(Cause(cause), lines[line]).seen(waited, meanwhile.busy)
-                done = what == What.FAILED, waited, int(place.cause), place.line, meanwhile, own
+                at = Place(Cause(cause), lines[line]).seen(waited, meanwhile.busy)
+                done = what == What.FAILED, waited, int(at.cause), at.line, meanwhile, own
                 fetches.append(Fetch(iterator, worker, epoch, index, start, time, size, *done))
             begun = record if what == What.BEGAN else None  # of two beginnings in a row the first was not worked on
         if begun is not None:
@@ -274,4 +264,4 @@ def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
         if not pins:
             left = record[3] if record[0] == What.LEFT else math.inf
             last[iterator] = max(last.get(iterator, 0), left)
-    return fetches, {iterator: int(time) for iterator, time in last.items() if time < math.inf}
+    return fetches, {iterator: int(time) for iterator, time in last.items() if time < math.inf}, costs

@@ -465,7 +465,7 @@ def test_beginnings_and_ends_are_joined(tmp_path):
         Fetch(2, 1, 0, 2, 160, 170, -1, failed=True, used=at_work(10)),
         Fetch(2, 1, 1, 0, 200, 230, 32, used=at_work(30)),
     ]
-    assert read_files(tmp_path) == (fetches, {2: 250})
+    assert read_files(tmp_path)[:2] == (fetches, {2: 250})
 
 
 @pytest.mark.parametrize(
@@ -483,7 +483,7 @@ def test_who_never_let_go_of_a_core_has_not_waited(tmp_path, busy, switches, wai
     began, ended = switches
     records = (What.BEGAN, 0, 0, 100, -1, 7, began), (What.ENDED, 0, 0, 200, 64, 7 + busy, ended, Cause.INPUT)
     write(tmp_path, 0, 0, *records)
-    ((fetch,), _) = read_files(tmp_path)
+    ((fetch,), *_) = read_files(tmp_path)
     assert (fetch.waited, fetch.cause) == (waited, cause)
 
 
@@ -497,13 +497,13 @@ def test_the_start_of_a_worker_is_what_its_process_took_before_its_first_order(t
     write(tmp_path, 2, 2, (What.BEGAN, 0, 2, 100, -1, 90), cut=1)
     write(tmp_path, 3, "pin", (What.BEGAN, 0, 0, 100, -1, 90))
     (tmp_path / "0-0.lines").write_text("a line")
-    assert workers.starts(tmp_path) == (2, 12)
+    assert read_files(tmp_path)[2] == [7, 5]
 
 
 @pytest.mark.parametrize("cut", [1, RECORD.size - 1])
 def test_a_record_that_was_cut_off_is_left_out(tmp_path, cut):
     write(tmp_path, 0, 0, (What.BEGAN, 0, 0, 100, -1), (What.ENDED, 0, 0, 150, 64), cut=cut)
-    assert read_files(tmp_path) == ([Fetch(0, 0, 0, 0, 100, None)], {})
+    assert read_files(tmp_path)[:2] == ([Fetch(0, 0, 0, 0, 100, None)], {})
 
 
 def test_a_log_ends_when_its_file_is_deleted(tmp_path):
