@@ -291,7 +291,10 @@ def read_fast(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = Data.random([harness.SAMPLES] * BATCHES, chance, torch.uint8)
 
     def load(images: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
-        return iter(PrefetchLoader(_host_batches(answer(Files(images, labels), harness.SAMPLES)), "cuda"))
+        batches = answer(Files(images, labels), harness.SAMPLES)
+        if not hasattr(batches, "__iter__"):
+            raise NotYet(say("no-loader", given=harness.kind_of(batches)))
+        return iter(PrefetchLoader(batches, "cuda"))
 
     run = feed(load, data, FeedConfig(dtype=torch.uint8, host=FILES_HOST), resident=True)
     run.must_be_right()
@@ -302,13 +305,6 @@ def read_fast(answer: Callable[..., Any], chance: random.Random) -> Score:
         fact = say("not-read", took=words.duration(took), needed=words.duration(needed))
         raise run.not_yet(fact, say("read-each"))
     return score
-
-
-def _host_batches(batches: Any) -> Any:
-    """Return what the learner gave, if batches can be drawn from it."""
-    if not hasattr(batches, "__iter__"):
-        raise NotYet(say("no-loader", given=harness.kind_of(batches)))
-    return batches
 
 
 def workers_of(timeline: Timeline) -> int:
