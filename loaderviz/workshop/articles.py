@@ -21,7 +21,7 @@ from loaderviz.loaders import PrefetchLoader, ResidentLoader
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
 from loaderviz.workshop.lessons.claims import Samples, Slices
-from loaderviz.workshop.loop import GPU, HOST, network
+from loaderviz.workshop.loop import GPU, HOST, network, train_step
 
 WAIT, STEPS = 4, 12  # steps before those that count, and these
 
@@ -52,10 +52,7 @@ def digits(batches: int, size: int) -> Dataset[Any]:
 def fit(batches: Iterable[Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Train on batches that are on the GPU, as bytes or as floats: what a repaired program does."""
     for x, y in batches:
-        loss = cross_entropy(model(x.float() / 255 if x.dtype == torch.uint8 else x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        train_step(model, optimizer, x.float() / 255 if x.dtype == torch.uint8 else x, y)
 
 
 def article_1(batches: int) -> None:
