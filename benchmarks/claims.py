@@ -52,8 +52,7 @@ def tried(key: str, machines: Sequence[Machine] = GPUS) -> Callable[[Experiment]
 
 def recorded(machine: Machine, program: Callable[[], Any]) -> Timeline:
     """Return the timeline of a program on a machine."""
-    with warnings.catch_warnings(), lv.record(on=machine.gpu, host=HOST, hazards="off") as recording:
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), lv.record(on=machine.gpu, host=HOST, hazards="off") as recording:
         program()
         torch.cuda.synchronize()
     return recording.timeline
@@ -133,8 +132,7 @@ def a_tensor_of_it(machine):
 
 @tried("other problems")
 def other_problems(machine):
-    with warnings.catch_warnings(), lv.record(on=machine.gpu, host=HOST) as recording:
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), lv.record(on=machine.gpu, host=HOST) as recording:
         x = torch.ones(10**6).pin_memory()
         y = x.to("cuda", non_blocking=True)
         x.fill_(2)
@@ -624,8 +622,7 @@ def peak(machine: Machine, size: int, *, checkpoints: int = 0, half: bool = Fals
     """
     if machine.device == "cpu":
         return None
-    with warnings.catch_warnings(), lv.record(on=machine.gpu, host=HOST):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), lv.record(on=machine.gpu, host=HOST):
         layers = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(12)]
         model, x = torch.nn.Sequential(*layers).cuda(), torch.zeros(size, 512, device="cuda", requires_grad=True)
         for _ in range(2):

@@ -78,7 +78,10 @@ def clean(error: BaseException) -> None:
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        each.__traceback__ = _joined(_kept(each))
+        trace = None
+        for link in reversed(_kept(each)):
+            trace = TracebackType(trace, link.tb_frame, link.tb_lasti, link.tb_lineno)
+        each.__traceback__ = trace
         chain += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
 
 
@@ -96,13 +99,6 @@ def _kept(error: BaseException) -> list[TracebackType]:
         dropped = _is_ours(link) or (dropped and link.tb_frame.f_code.co_filename.endswith(_DISPATCH))
         kept += [] if dropped else [link]
     return kept
-
-
-def _joined(links: list[TracebackType]) -> TracebackType | None:
-    trace = None
-    for link in reversed(links):
-        trace = TracebackType(trace, link.tb_frame, link.tb_lasti, link.tb_lineno)
-    return trace
 
 
 def _is_ours(link: TracebackType) -> bool:

@@ -247,11 +247,6 @@ def _kept(train: bool, cache: Path) -> Path | None:
             part.unlink(missing_ok=True)
 
 
-@functools.lru_cache(maxsize=2)
-def _in_memory(train: bool) -> tuple[Array, Array]:
-    return draw(train)
-
-
 def draw(train: bool) -> tuple[Array, Array]:
     """Draw a split of the stand-in: images uint8 [N, 28, 28], labels uint8 [N], classes equally frequent.
 
@@ -269,6 +264,9 @@ def draw(train: bool) -> tuple[Array, Array]:
         grain = bits.random_raw(len(ink) * 98).astype("<u8").view(np.uint8).reshape(ink.shape) >> 3
         images[piece] = np.maximum(ink, grain) - grain  # grain only takes ink away
     return images, labels
+
+
+_in_memory = functools.lru_cache(maxsize=2)(draw)  # where no file can be kept
 
 
 def _uniform(bits: np.random.PCG64, low: int, high: int, count: int = 1) -> Ints:

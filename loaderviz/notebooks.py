@@ -92,12 +92,9 @@ def trace(name: str) -> Path:
             return place / name
     path = folder() / "traces" / name
     if not path.is_file():
-        raise NoLessonsError(f"there is no trace {name!r}; the lessons have {', '.join(_traces(path.parent))}")
+        known = sorted(each.name for each in path.parent.glob("*.json*"))
+        raise NoLessonsError(f"there is no trace {name!r}; the lessons have {', '.join(known)}")
     return path
-
-
-def _traces(place: Path) -> list[str]:
-    return sorted(path.name for path in place.glob("*.json*"))
 
 
 # Is this machine ready for a workshop?

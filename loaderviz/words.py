@@ -12,7 +12,8 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from html import escape
 from itertools import chain
 from itertools import count as count_from
@@ -40,44 +41,44 @@ def in_language(texts: Mapping[str, Any]) -> Any:
     return texts.get(language(), texts.get("en", texts))
 
 
-def duration(ns: float | None) -> str:
+def _or_a_dash(words: Callable[[float], str]) -> Callable[[float | None], str]:
+    """Let a function say "–" for None."""
+    return wraps(words)(lambda number: "–" if number is None else words(number))
+
+
+@_or_a_dash
+def duration(ns: float) -> str:
     """Return a time given in ns with the unit that suits it: "850 ns", "12.5 µs", "1.234 ms", "2.5 s"; "–" for None."""
-    if ns is None:
-        return "–"
     # round first: 999_999.7 ns is 1 ms, not 1000 µs
     unit, name = next((pair for pair in _DURATIONS if abs(ns) >= pair[0] * 0.9995), (1, "ns"))
     return f"{_four_digits(ns / unit)} {name}"
 
 
-def size(nbytes: float | None) -> str:
+@_or_a_dash
+def size(nbytes: float) -> str:
     """Return a number of bytes with its decimal unit, such as "200.7 kB" (kB = 1000 bytes); "–" for None."""
-    if nbytes is None:
-        return "–"
     unit, name = next((pair for pair in _SIZES if abs(nbytes) >= pair[0] * 0.9995), (1, "bytes"))
     return "1 byte" if nbytes == 1 else f"{_four_digits(nbytes / unit)} {name}"
 
 
-def share(value: float | None) -> str:
+@_or_a_dash
+def share(value: float) -> str:
     """Return a share 0..1 in per cent; "–" for None. Only an exact 0 or 1 reads "0 %" or "100 %"."""
-    if value is None:
-        return "–"
     percent = 100 * value
     if 0 < percent < 1 or 99 < percent < 100:  # "100 % hidden" must not stand for 99.6 %
         return "< 1 %" if percent < 1 else "> 99 %"
     return f"{percent:.0f} %"
 
 
-def times(value: float | None) -> str:
+@_or_a_dash
+def times(value: float) -> str:
     """Return a factor, such as "1.02x", "11.3x", "1,234x": three digits; "–" for None."""
-    if value is None:
-        return "–"
     return f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}x"
 
 
-def rate(per_second: float | None) -> str:
+@_or_a_dash
+def rate(per_second: float) -> str:
     """Return a rate per second, such as "9.23 M", "234,949" or "0.5"; "–" for None."""
-    if per_second is None:
-        return "–"
     if abs(per_second) >= 1e6:
         return f"{per_second / 1e6:,.4g} M"
     return f"{per_second:,.0f}" if abs(per_second) >= 100 else f"{per_second:.3g}"

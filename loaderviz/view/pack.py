@@ -379,18 +379,14 @@ def _part(part: Part, bars: Bars, kept: Window | None, place: Numbers) -> Json:
         "where": _where(summary), "where_title": _where_title(summary), "groups": groups, "lanes": lanes,
         "strips": [_strip(timeline)] if part.utilization and timeline.where(*DEVICE_KINDS).any() else [],
         "marks": [{"time": mark.time - begin, "lane": mark.lane, "kind": mark.kind, "report": mark.report,
-                   **dict(zip(("text", "missing"), spoken.hazard(mark) or _told(mark.text), strict=True)),
+                   **dict(zip(("text", "missing"),
+                              spoken.hazard(mark) or mark.text.partition("; missing: ")[::2], strict=True)),
                    "bars": place[list(mark.spans)].tolist()}
                   for mark in timeline.marks[:MARKS]],
         "findings": [{**each, "bars": place[list(each["bars"])].tolist()} for each in part.findings],
         "ghost": part.ghost,
         "whole": None if kept is None else list(kept),
     }  # fmt: skip
-
-
-def _told(text: str) -> tuple[str, str]:
-    problem, _, missing = text.partition("; missing: ")
-    return problem, missing
 
 
 def _groups(rows: Sequence[Row]) -> tuple[list[Json], dict[int, int]]:

@@ -260,29 +260,32 @@ def element(head: dict[str, Any], body: bytes, still: str, below: str = "", stan
 
     `stands`: it stands in for a widget in the next output, and vanishes when that is there.
     """
-    picture = f"data:image/svg+xml;base64,{b64encode(still.encode()).decode()}"
-    data = json.dumps(head, separators=(",", ":")).replace("<", "\\u003c")
     said = twin(head["twin"], "withheld" in head)
     notes = "".join(f'<p style="{_SOFT}">{escape(note)}</p>' for note in head["notes"])
     return (
-        f'<div class="lv-view" data-lm-suppress-shortcuts="true"{" data-lv-stand" if stands else ""}>'
-        f'<img class="lv-still" alt="{escape(head["title"] or "timeline")}" style="max-width:100%" src="{picture}">'
-        f"{said}{notes}"
-        f'<div class="lv-below" slot="below">{below}</div>'
-        f'<script type="application/json" class="lv-head">{data}</script>'
+        f"{_begun('lv-view', head['title'] or 'timeline', still, stands)}{said}{notes}"
+        f'<div class="lv-below" slot="below">{below}</div>{_data("lv-head", head)}'
         f'<script type="application/octet-stream" class="lv-body">{b64encode(body).decode()}</script></div>'
     )
 
 
 def live_element(data: Json, picture: str, title: str, below: str, stands: bool = False) -> str:
     """Return the explorer's element: a still picture and what stands `below` it (HTML), and the data of its script."""
-    still = f"data:image/svg+xml;base64,{b64encode(picture.encode()).decode()}"
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    begun = _begun("lv-explorer", title, picture, stands)
+    return f'{begun}<div class="lv-below">{below}</div>{_data("lv-settings", data)}</div>'
+
+
+def _begun(kind: str, title: str, picture: str, stands: bool) -> str:
     return (
-        f'<div class="lv-explorer" data-lm-suppress-shortcuts="true"{" data-lv-stand" if stands else ""}>'
-        f'<img class="lv-still" alt="{escape(title)}" style="max-width:100%" src="{still}">'
-        f'<div class="lv-below">{below}</div><script type="application/json" class="lv-settings">{text}</script></div>'
+        f'<div class="{kind}" data-lm-suppress-shortcuts="true"{" data-lv-stand" if stands else ""}>'
+        f'<img class="lv-still" alt="{escape(title)}" style="max-width:100%" '
+        f'src="data:image/svg+xml;base64,{b64encode(picture.encode()).decode()}">'
     )
+
+
+def _data(kind: str, data: Json) -> str:
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" class="{kind}">{text}</script>'
 
 
 def twin(text: str, folded: bool = False) -> str:
@@ -384,12 +387,8 @@ def _stairs(part: Part, advice: Advice) -> list[Part]:
 def _ghost(part: Part, predicted: Timeline, label: str, of: int, judged: Window, hidden: bool) -> Part:
     """Return a prediction as a part that begins where the judged time does; `until` is where that ends."""
     begin, end = (edge - part.timeline.begin for edge in judged)
-    gain = end - begin - _as_long(part.timeline, predicted)
+    # as many steps as there are here, of a replay that may have more of them
+    here, there = (metrics.summarize(each).batches or 1 for each in (part.timeline, predicted))
+    gain = end - begin - predicted.duration * min(here, there) // there
     ghost = {"of": of, "label": label, "until": end, "gain": gain, "hidden": hidden}
     return Part(predicted, "predicted", folded=True, shift=begin, ghost=ghost, hero={})
-
-
-def _as_long(timeline: Timeline, predicted: Timeline) -> int:
-    """Return how long as many steps as a timeline has take in a replay, which may have more of them [ns]."""
-    here, there = (metrics.summarize(each).batches or 1 for each in (timeline, predicted))
-    return predicted.duration * min(here, there) // there

@@ -92,8 +92,13 @@ def svg(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'role="img" font-family="system-ui,sans-serif" font-size="12" fill="{theme.TEXT}">'
     )
+    patterns = (
+        f'<pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" '
+        f'fill="{style.back}"/>{_SHAPES[style.pattern].format(style.color)}</pattern>'
+        for style, name in styles.items()
+    )
     return "".join([
-        head, f"<desc>{escape(twin)}</desc>", *_patterns(styles), _ARROW,
+        head, f"<desc>{escape(twin)}</desc>", *patterns, _ARROW,
         '<rect width="100%" height="100%" rx="8" fill="#FFFFFF"/>', *_words(lines),
         *_axis(first, last, scale, places), *(part for place in places for part in _names(place, len(parts) > 1)),
         drawn, *waits, marks, *below, *legend, "</svg>",
@@ -211,14 +216,6 @@ def _fill(style: Style, styles: dict[Style, str]) -> str:
     if not style.pattern:
         return style.color
     return f"url(#{styles.setdefault(style, f'p{len(styles)}')})"
-
-
-def _patterns(styles: dict[Style, str]) -> Iterator[str]:
-    for style, name in styles.items():
-        yield (
-            f'<pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" '
-            f'fill="{style.back}"/>{_SHAPES[style.pattern].format(style.color)}</pattern>'
-        )
 
 
 def _words(lines: Sequence[str]) -> Iterator[str]:

@@ -11,6 +11,7 @@ well; elsewhere the fallbacks hold.
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from html import escape
 from importlib.util import find_spec
@@ -27,7 +28,7 @@ BARS = 20_000  # of the view that stands in for the widget
 RUN = "The controls need a running kernel: run this cell."
 
 
-class Interactive:
+class Interactive(ABC):
     """An interactive picture: what a notebook displays, live where it can, else the view of its first frame.
 
     `widget` is the ipywidgets box (None where there is none), `view` the picture as it is now.
@@ -43,9 +44,9 @@ class Interactive:
             former.close()
         _open[self.key] = self
 
+    @abstractmethod
     def text(self) -> str:
         """Return the picture in words, as it is now."""
-        raise NotImplementedError
 
     def static_html(self) -> str:
         """Return the words and numbers that a place without widgets shows below the picture."""
@@ -60,13 +61,13 @@ class Interactive:
         if _open.get(self.key) is self:
             del _open[self.key]
 
+    @abstractmethod
     def _html(self) -> dict[str, str]:
         """Return what stands beside the picture, by the names of its panels; "words" are the text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _assembled(self) -> Any:
         """Return the box of view, controls and panels, which are still empty."""
-        raise NotImplementedError
 
     def _build(self) -> None:
         """Make the widgets where they work."""

@@ -21,7 +21,7 @@ from loaderviz.loaders import PrefetchLoader, ResidentLoader
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
 from loaderviz.workshop.lessons.claims import Samples, Slices
-from loaderviz.workshop.loop import GPU, HOST
+from loaderviz.workshop.loop import GPU, HOST, network, train_step
 
 WAIT, STEPS = 4, 12  # steps before those that count, and these
 
@@ -49,20 +49,10 @@ def digits(batches: int, size: int) -> Dataset[Any]:
     return Subset(digits, range(batches * size))
 
 
-def network(inputs: int = 784) -> torch.nn.Module:
-    """Return the kind of network that the articles have."""
-    return torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(inputs, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)
-    )
-
-
 def fit(batches: Iterable[Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Train on batches that are on the GPU, as bytes or as floats: what a repaired program does."""
     for x, y in batches:
-        loss = cross_entropy(model(x.float() / 255 if x.dtype == torch.uint8 else x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        train_step(model, optimizer, x.float() / 255 if x.dtype == torch.uint8 else x, y)
 
 
 def article_1(batches: int) -> None:
@@ -192,7 +182,7 @@ PROGRAMS: dict[str, tuple[Program, Program]] = {  # as printed, and repaired
 
 def run(program: Program, on: str | Gpu = GPU, host: str = HOST) -> Timeline:
     """Return the steps that count of a program, on an emulated GPU."""
-    with warnings.catch_warnings(), record(on=on, host=host, wait=WAIT, steps=STEPS) as recording:
-        warnings.simplefilter("ignore")  # torch counts the cores of this computer
+    # torch counts the cores of this computer, and warns of them
+    with warnings.catch_warnings(action="ignore"), record(on=on, host=host, wait=WAIT, steps=STEPS) as recording:
         program(WAIT + STEPS + 2)
     return recording.timeline

@@ -138,8 +138,7 @@ class Exercise:
         """
         seed = secrets.randbits(32) if seed is None else seed
         self._begin()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what the run would warn of (hazards) is in the outcome
+        with warnings.catch_warnings(action="ignore"):  # what the run would warn of (hazards) is in the outcome
             try:
                 self.last = self._judge(answer, seed)
             except Exception as fault:

@@ -409,21 +409,27 @@ class LoaderRun:
     ) -> Score:
         """Return the score, or raise `NotYet` with what `explain` sees if it takes longer than limit * factor."""
         score = self._say("took-limit", limit=words.duration(limit), times=self.took / limit)
-        if self.took > limit * factor:
-            said = say("target-factor", score=score, factor=factor)
-            raise NotYet(*explain(self.timeline), said, self.timeline)
-        return Score(score, self.timeline)
+        return self._within(limit * factor, score, say("target-factor", score=score, factor=factor), explain)
 
     def must_reach(self, target: float, explain: Callable[[Timeline], Fact]) -> Score:
         """Return the score, or raise `NotYet` if it takes longer than `target` ns, which one can beat."""
         score = self._say("took-target", target=words.duration(target))
-        if self.took > target:
-            raise NotYet(*explain(self.timeline), score, self.timeline)
+        return self._within(target, score, score, explain)
+
+    def _within(self, most: float, score: str, late: str, explain: Callable[[Timeline], Fact]) -> Score:
+        if self.took > most:
+            raise NotYet(*explain(self.timeline), late, self.timeline)
         return Score(score, self.timeline)
 
     def _say(self, key: str, **values: object) -> str:
         took = words.duration(self.took)
         return say(key, batches=len(self.seen), took=took, hazards=len(self.hazards), **values)
+
+    def wrong(self, number: int, key: str, rule: str) -> NotYet:
+        """Return the exception for a batch of other values: read early if there is such a race, else as `key` says."""
+        if diagnosis.read_early(self.hazards):
+            key, rule = "read-early", "R15"
+        return self.not_yet(say(key, batch=number, when=""), say(rule))
 
     def not_yet(self, fact: str, rule: str) -> NotYet:
         """Return the exception for a fact of this run."""

@@ -60,11 +60,16 @@ def make_batches(size: int = 2048, count: int = WARM_UP + STEPS) -> list[Batch]:
     return [(x.float() / 255, y) for (x, y), _ in zip(pairs, range(count), strict=False)]
 
 
+def network(inputs: int = 784, hidden: int = 128) -> Module:
+    """Return a network of one hidden layer that tells ten classes apart."""
+    layers = torch.nn.Linear(inputs, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 10)
+    return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+
+
 def new_model(hidden: int = 256) -> tuple[Module, Optimizer]:
     """Return a small network on the GPU and its optimizer, always with the same first weights."""
     torch.manual_seed(0)
-    layers = torch.nn.Linear(784, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 10)
-    model = torch.nn.Sequential(torch.nn.Flatten(), *layers).to("cuda")
+    model = network(784, hidden).to("cuda")
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 

@@ -48,9 +48,9 @@ def slides(lesson: str) -> str:
         one = nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
         body, _ = exporter.from_notebook_node(one, {"metadata": {"path": str(place)}})
         parts.append(f"<section><div>{body}</div></section>")
-    title = _title(notebook.cells)
+    titles = (cell.source.splitlines()[0].lstrip("# ") for cell in notebook.cells if cell.cell_type == "markdown")
     colours = formatters.HtmlFormatter().get_style_defs(".highlight")
-    return _page("slides.html", title=words.html(title), colours=colours, slides="\n".join(parts))
+    return _page("slides.html", title=words.html(next(titles, "")), colours=colours, slides="\n".join(parts))
 
 
 def _cut(cells: list[Any]) -> Iterator[list[Any]]:
@@ -70,10 +70,6 @@ def _cut(cells: list[Any]) -> Iterator[list[Any]]:
         slide.append(cell)
     if slide:
         yield slide
-
-
-def _title(cells: list[Any]) -> str:
-    return next((cell.source.splitlines()[0].lstrip("# ") for cell in cells if cell.cell_type == "markdown"), "")
 
 
 def handout() -> str:

@@ -37,7 +37,7 @@ from loaderviz.workshop.exercises import (
     learners_code,
     say,
 )
-from loaderviz.workshop.loop import HOST, steps
+from loaderviz.workshop.loop import HOST, network, steps
 
 WARM_UP = 4  # steps before the clock starts
 CHOICES = ("true", "false", "it depends")
@@ -147,8 +147,8 @@ class Machine:
         The clock starts after WARM_UP batches of the last epoch.
         """
         done = 0
-        with warnings.catch_warnings(), record(on=self.gpu, host=self.host) as recording:
-            warnings.simplefilter("ignore")  # torch counts the cores of this computer
+        # torch counts the cores of this computer, and warns of them
+        with warnings.catch_warnings(action="ignore"), record(on=self.gpu, host=self.host) as recording:
             model: Any = None
             for _ in range(epochs):
                 done = 0
@@ -157,8 +157,7 @@ class Machine:
                         begin = time.perf_counter_ns()
                     x, y = (part.to(self.device, non_blocking=non_blocking) for part in (x, y))
                     if model is None:
-                        layers = torch.nn.Linear(x[0].numel(), hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 10)
-                        model = torch.nn.Sequential(torch.nn.Flatten(), *layers).to(self.device)
+                        model = network(x[0].numel(), hidden).to(self.device)
                         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
                     optimizer.zero_grad()
                     cross_entropy(model(x), y).backward()

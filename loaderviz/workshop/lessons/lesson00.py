@@ -139,9 +139,8 @@ def look(answer: Callable[..., Any], chance: random.Random) -> Score:
     timeline = puzzle()
     with learners_code():
         returned = answer()
-    got, ran = number_of(returned, "batch-wanted", timeline), {}
-    for copy in copies(timeline):
-        ran[copy.batch] = stretch(timeline, copy.start, copy.end)
+    got = number_of(returned, "batch-wanted", timeline)
+    ran = {copy.batch: stretch(timeline, copy.start, copy.end) for copy in copies(timeline)}
     if got == AHEAD:
         return Score(say("seen", batch=AHEAD, ran=ran[AHEAD], other=AHEAD - 1), timeline)
     if got == AHEAD - 1:

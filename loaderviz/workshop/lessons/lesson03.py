@@ -12,7 +12,7 @@ import torch
 from loaderviz.loaders.base import prefetching
 from loaderviz.timeline import Kind
 from loaderviz.workshop import diagnosis, harness
-from loaderviz.workshop.exercises import NotYet, Score, check_of, say
+from loaderviz.workshop.exercises import Exercise, NotYet, Score, check_of, say
 from loaderviz.workshop.harness import Data, FeedConfig, fed_twice, feed
 
 BATCHES, FEW = 32, 8
@@ -85,11 +85,9 @@ def go_on(answer: Callable[..., Any], chance: random.Random) -> Score:
     plain, reading = fed_twice(answer, data, FeedConfig())
     for run in (plain, reading):
         run.must_be_right()
-        waits = {}
-        for copy in run.timeline.rows(Kind.COPY_H2D):
-            if copy.pinned is False:
-                ran = diagnosis.stretch(run.timeline, copy.start, copy.end)
-                raise run.not_yet(say("copy-staged", batch=copy.batch, ran=ran), say("R7"))
+        copies, waits = list(run.timeline.rows(Kind.COPY_H2D)), {}
+        run.must_be_pinned(copies, "R7")
+        for copy in copies:
             if wait := diagnosis.waited_for(run.timeline, copy):
                 waits[wait.start] = wait, copy  # the last one that was called before the wait
         for wait, copy in waits.values():
@@ -151,21 +149,14 @@ def by_hand(answer: Callable[..., Any], chance: random.Random) -> Score:
     return Score(say("by-hand-done", few=FEW), run.timeline)
 
 
-# 3.c
+# 3.c and 3.1
 
 
-@check_of("3.c")
-def order(answer: Callable[..., Any], chance: random.Random) -> Score:
+def _overlap(answer: Callable[..., Any], chance: random.Random) -> Score:
     return _judge_twice(answer, Data.random([harness.SAMPLES] * BATCHES, chance), OVERLAP)
 
 
-# 3.1
-
-
-@check_of("3.1")
-def overlap(answer: Callable[..., Any], chance: random.Random) -> Score:
-    return _judge_twice(answer, Data.random([harness.SAMPLES] * BATCHES, chance), OVERLAP)
-
+order, overlap = Exercise("3.c", _overlap, "order"), Exercise("3.1", _overlap, "overlap")
 
 # 3.2
 

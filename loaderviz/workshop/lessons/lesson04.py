@@ -77,17 +77,20 @@ def _must_not_wait(run: LoaderRun, allowed: int = ALLOWED) -> None:
         raise run.not_yet(*found)
 
 
+def rows_of(run: LoaderRun, number: int) -> torch.Tensor:
+    """Return which samples a batch holds, int64 `[B]`, by its labels; raise `NotYet` for one that no sample has."""
+    (known, places), labels = run.data.labels.sort(), run.seen[number][1]
+    found = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
+    if not torch.equal(known[found], labels):
+        raise run.wrong(number, "unknown-labels", "labels-unchanged")
+    return places[found]
+
+
 def _order(run: LoaderRun) -> list[torch.Tensor]:
     """Return which samples each batch holds, int64 `[B]`; raise `NotYet` if one is none of the data set."""
-    known, places = run.data.labels.sort()
     batches = []
-    for number, (sums, labels) in enumerate(run.seen):
-        found = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
-        if not torch.equal(known[found], labels):
-            if diagnosis.read_early(run.hazards):
-                raise run.not_yet(say("read-early", batch=number, when=""), say("R15"))
-            raise run.not_yet(say("unknown-labels", batch=number), say("labels-unchanged"))
-        rows = places[found]
+    for number, (sums, _) in enumerate(run.seen):
+        rows = rows_of(run, number)
         if not torch.equal(sums, run.data.sums[rows]):
             raise run.not_yet(say("unlike-labels", batch=number), say("same-rows"))
         batches.append(rows)

@@ -138,8 +138,7 @@ def try_out(
         copies=copies,
         host=harness.FAST_HOST,
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         run = feed(loader, data, replace(setting, reads=read), consumer=TrialLoop)
     right = (all(map(torch.equal, seen, known)) for seen, known in zip(run.seen, data.recognised, strict=True))
     return Trial(loader.__name__, run, tuple(right))

@@ -28,7 +28,7 @@ from loaderviz.widgets.explorer import Settings, simulate
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import stretch
 from loaderviz.workshop.exercises import NotYet, Score, check_of, counted, learners_code, number_of, say
-from loaderviz.workshop.harness import Batch, Data, FeedConfig, feed
+from loaderviz.workshop.harness import Batch, Data, FeedConfig, LoaderRun, feed
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -291,13 +291,14 @@ def read_fast(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = Data.random([harness.SAMPLES] * BATCHES, chance, torch.uint8)
 
     def load(images: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
-        return iter(PrefetchLoader(_host_batches(answer(Files(images, labels), harness.SAMPLES)), "cuda"))
+        batches = answer(Files(images, labels), harness.SAMPLES)
+        if not hasattr(batches, "__iter__"):
+            raise NotYet(say("no-loader", given=harness.kind_of(batches)))
+        return iter(PrefetchLoader(batches, "cuda"))
 
     run = feed(load, data, FeedConfig(dtype=torch.uint8, host=FILES_HOST), resident=True)
     run.must_be_right()
-    count = workers_of(run.timeline)
-    if count > AT_MOST:
-        raise run.not_yet(say("more-than-cores", count=count, cores=AT_MOST), say("take-turns"))
+    must_keep_to_cores(run)
     score = run.must_take(_limit(data), 1.1, _why_slow)
     took, needed = sum(span.duration for span in run.timeline.rows(Kind.FETCH)), BATCHES * reading_time(harness.SAMPLES)
     if took < needed:
@@ -306,16 +307,15 @@ def read_fast(answer: Callable[..., Any], chance: random.Random) -> Score:
     return score
 
 
-def _host_batches(batches: Any) -> Any:
-    """Return what the learner gave, if batches can be drawn from it."""
-    if not hasattr(batches, "__iter__"):
-        raise NotYet(say("no-loader", given=harness.kind_of(batches)))
-    return batches
-
-
 def workers_of(timeline: Timeline) -> int:
     """Return how many workers fetch."""
     return len({span.lane for span in timeline.rows(Kind.FETCH) if span.lane.role == "worker"})
+
+
+def must_keep_to_cores(run: LoaderRun) -> None:
+    """Raise `NotYet` for more workers than the machine of the task has cores."""
+    if (count := workers_of(run.timeline)) > AT_MOST:
+        raise run.not_yet(say("more-than-cores", count=count, cores=AT_MOST), say("take-turns"))
 
 
 def reading_time(count: int) -> int:

@@ -26,8 +26,8 @@ from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.exercises import ExerciseError, NotYet, Score, Theirs, check_of, learners_code, say
 from loaderviz.workshop.harness import Batch, BatchWork, CheckLoop, Data, FeedConfig, LoaderRun, feed
 from loaderviz.workshop.lessons.lesson03 import judged_again
-from loaderviz.workshop.lessons.lesson04 import PER_EPOCH, must_be_complete, must_be_shuffled
-from loaderviz.workshop.lessons.lesson06 import AT_MOST, FILES_HOST, stations, workers_of
+from loaderviz.workshop.lessons.lesson04 import PER_EPOCH, must_be_complete, must_be_shuffled, rows_of
+from loaderviz.workshop.lessons.lesson06 import AT_MOST, FILES_HOST, Files, must_keep_to_cores, stations, workers_of
 
 SIZE, EPOCHS, SHAPE = 64, 2, (3, 96, 96)  # pictures in a batch, epochs, a picture
 DECODE = 1_000_000  # ns of a picture
@@ -40,18 +40,12 @@ ON_GPU, ONCE, TO_LIMIT = 1.15, 1.2, 1.4  # x what the step must take; before the
 FLOATS_AHEAD = 6  # batches of floats on the GPU, beside all pictures as bytes
 
 
-class Photos(Dataset[Batch]):
+class Photos(Files):
     """Pictures in files: `photos[7]` decodes one, which takes a millisecond, to uint8 `[3, 96, 96]`, and its label."""
 
-    def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        self._files = images, labels
-
-    def __len__(self) -> int:
-        return len(self._files[1])
-
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Batch:  # type: ignore[override]
         with costs(DECODE / 1e9):
-            images, labels = self._files
+            images, labels = self._disk
             index = operator.index(index)  # not a list or a slice: each file is decoded for itself
             return images[index], labels[index]
 
@@ -225,25 +219,16 @@ def _recognised(
     run: LoaderRun, number: int, plain: torch.Tensor, flipped: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return which pictures a batch holds, int64 `[B]`, and which are mirrored, by the sums of all, float64 `[N]`."""
-    sums, labels = run.seen[number]
-    known, places = run.data.labels.sort()
-    at = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
-    if not torch.equal(known[at], labels):
-        key = ("read-early", "R15") if diagnosis.read_early(run.hazards) else ("unknown-labels", "labels-unchanged")
-        raise run.not_yet(say(key[0], batch=number, when=""), say(key[1]))
-    rows = places[at]
-    near = [torch.isclose(sums, each[rows], rtol=0, atol=100) for each in (plain, flipped)]
+    rows = rows_of(run, number)
+    near = [torch.isclose(run.seen[number][0], each[rows], rtol=0, atol=100) for each in (plain, flipped)]
     if not (near[0] | near[1]).all():
-        if diagnosis.read_early(run.hazards):
-            raise run.not_yet(say("read-early", batch=number, when=""), say("R15"))
-        raise run.not_yet(say("not-augmented", batch=number), say("augment-does"))
+        raise run.wrong(number, "not-augmented", "augment-does")
     return rows, near[1] & ~near[0]
 
 
 def _must_be_decoded_here(run: LoaderRun) -> None:
     """Raise `NotYet` for more workers than cores, and for pictures that nobody decoded in the measured time."""
-    if (count := workers_of(run.timeline)) > AT_MOST:
-        raise run.not_yet(say("more-than-cores", count=count, cores=AT_MOST), say("take-turns"))
+    must_keep_to_cores(run)
     needed = len(run.data.labels) * DECODE // AT_MOST
     if run.took < needed:
         took = {"took": words.duration(run.took), "needed": words.duration(needed)}
