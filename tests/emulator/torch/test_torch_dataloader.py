@@ -270,12 +270,6 @@ def test_copies_inside_the_data_set_are_seen():
     assert timeline.where(Kind.COPY_H2D).sum() == 4
 
 
-@pytest.mark.parametrize("dataset", [ToDevice, on_device])
-def test_cuda_in_a_forked_worker_is_cudas_own_error(dataset):
-    with lv.record(on="a100"), pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
-        list(DataLoader(dataset(), 2, num_workers=1, multiprocessing_context="fork"))
-
-
 class SlowBeginning(Squares):
     """The first sample takes 20 ms, each other 1 ms."""
 
