@@ -120,26 +120,6 @@ def test_a_system_that_lacks_it_gives_the_same_timeline(before, check, here, tmp
     assert printed(tmp_path, before, check) == here
 
 
-USUAL_LOOP = """
-import multiprocessing, sys
-from loaderviz import experiment
-if __name__ == "__main__":
-    multiprocessing.set_start_method(sys.argv[1])
-    setting = experiment.Setting(batch_size=64)
-    timeline = experiment.four_loaders(setting, host="laptop", only=[experiment.USUAL])[experiment.USUAL].timeline
-    print([(row.name, row.start, row.end, row.batch, row.nbytes) for row in timeline.rows()])
-"""
-
-
-@pytest.mark.slow
-def test_the_usual_loop_of_the_main_job_is_the_same_with_spawned_workers(tmp_path):
-    (tmp_path / "usual.py").write_text(USUAL_LOOP)
-    settings = os.environ | {"PYTHONPATH": str(ROOT)}
-    run = [sys.executable, "usual.py"]
-    spans = [subprocess.check_output([*run, how], cwd=tmp_path, env=settings) for how in ("fork", "spawn")]
-    assert b"fetch batch" in spans[0] and spans[0] == spans[1]
-
-
 MAIN_JOB = """
 import multiprocessing, sys
 multiprocessing.set_start_method(sys.argv[1])
