@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import Dataset
 
 import loaderviz as lv
 from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
@@ -57,6 +58,20 @@ def script(path: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+class Samples(Dataset[Any]):
+    """`of(index)` is a sample; None becomes 0.0."""
+
+    def __init__(self, of: Callable[[int], Any], count: int = 4) -> None:
+        self.of, self.count = of, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self.of(index)
+        return 0.0 if sample is None else sample
 
 
 def in_threads(*works: Callable[[], Any]) -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from programs import Samples
+from factory import Samples
 from torch.utils.data import DataLoader
 
 import loaderviz as lv

@@ -27,8 +27,8 @@ import factory
 import numpy as np
 import pytest
 import torch
+from factory import Samples
 from PIL import Image, ImageFile
-from programs import Samples
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import loaderviz as lv
