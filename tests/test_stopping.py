@@ -273,21 +273,6 @@ def leave(here, temp, how, on):
 
 
 @POSIX
-def test_what_is_written_is_finished_and_the_handlers_are_put_back(here, monkeypatch):
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    told = Timeline.save
-
-    def save(timeline, file):
-        os.kill(os.getpid(), signal.SIGINT)
-        told(timeline, file)
-
-    monkeypatch.setattr(Timeline, "save", save)
-    assert run(GPU, "--save", "kept.json") == 0  # it was complete
-    assert Timeline.load("kept.json") and Path("timeline.html").exists()
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-@POSIX
 def test_a_forked_child_has_the_signals_as_they_were():
     with Stopping() as stopping:
         stopping.begin()
@@ -400,21 +385,34 @@ def test_the_program_sees_its_own_handlers_alone(here, handlers, capsys):
         assert (signal.signal, signal.getsignal) == before
 
 
+HANDLES = """
+import signal, sys
+for n in (signal.SIGTERM, signal.SIGALRM):
+    signal.signal(n, lambda *_: sys.exit(9))
+sys.exit(4)
+"""
+
+
 @POSIX
-def test_no_handler_of_the_program_breaks_off_what_is_written(here, handlers, monkeypatch, capsys):
-    told = Timeline.save
+@pytest.mark.parametrize(
+    ("text", "names", "status"),
+    [("", ["SIGINT"], 0), (HANDLES, ["SIGTERM", "SIGTERM", "SIGALRM", "SIGUSR1"], 4)],
+    ids=["complete", "handlers of its own"],
+)
+def test_what_is_written_is_finished_and_the_handlers_are_put_back(
+    here, handlers, monkeypatch, capsys, text, names, status
+):
+    before, told = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)], Timeline.save
 
     def save(timeline, file):
-        for number in signal.SIGTERM, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1:
-            os.kill(os.getpid(), number)
+        for name in names:
+            os.kill(os.getpid(), getattr(signal, name))
         told(timeline, file)
 
     monkeypatch.setattr(Timeline, "save", save)
-    text = (
-        "import signal, sys\nfor n in (signal.SIGTERM, signal.SIGALRM):\n    signal.signal(n, lambda *_: sys.exit(9))\n"
-    )
-    assert run(f"{GPU}{text}sys.exit(4)", "--save", "kept.json") == 4  # the program's own
+    assert run(GPU + text, "--save", "kept.json") == status  # the program's own
     assert Timeline.load("kept.json") and Path("timeline.html").exists()
+    assert text or [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 SAVES = """

@@ -15,7 +15,7 @@ from pathlib import Path
 import factory
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz import machine
@@ -169,18 +169,14 @@ def ticking(monkeypatch):
     return real
 
 
-class Burns(Dataset):
-    """Each sample takes so many ns of this processor."""
+def burns(real, time, count):
+    """Samples that take so many ns of this processor each."""
 
-    def __init__(self, real, time, count):
-        self.real, self.time, self.count = real, time, count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        self.real[0] += self.time
+    def sample(_):
+        real[0] += time
         return torch.ones(1)
+
+    return factory.Samples(sample, count)
 
 
 def test_the_tick_of_a_clock_is_found(monkeypatch):
@@ -212,7 +208,7 @@ def test_fetches_are_measured_right_in_sum_by_a_clock_that_ticks(ticking):
 @pytest.mark.parametrize(("time", "count", "noted"), [(5_000_000, 12, True), (1_500_000, 100, False)])
 def test_time_that_nothing_prices_is_noted_however_the_clock_ticks(ticking, time, count, noted):
     with lv.record(on="a100", host="laptop") as recording:
-        for batch in DataLoader(Burns(ticking, time, count)):
+        for batch in DataLoader(burns(ticking, time, count)):
             batch.to("cuda")
     assert recording.timeline.context.unpriced == ("data set",) * noted
     assert not any("clock" in note for note in recording.timeline.context.notes)  # nothing of it is in the timeline
@@ -221,7 +217,7 @@ def test_time_that_nothing_prices_is_noted_however_the_clock_ticks(ticking, time
 def test_a_timeline_says_that_the_clock_it_was_measured_with_ticks(ticking):
     for on in "a100", "cpu":
         with lv.record(on=on, host="auto") as recording:
-            for _ in DataLoader(Burns(ticking, 1_000, 4)):
+            for _ in DataLoader(burns(ticking, 1_000, 4)):
                 pass
         notes = recording.timeline.context.notes
         assert sum("goes on by 15.62 ms at once" in note for note in notes) == 1, notes
