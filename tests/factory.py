@@ -10,8 +10,11 @@ import functools
 import gc
 import http.server
 import importlib.util
+import os
 import random
 import re
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -81,6 +84,13 @@ def in_threads(*works: Callable[[], Any]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def python(*command: Any, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python of its own, in which the project can be imported; return how it ended and what it said."""
+    known = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | environment
+    words = [sys.executable, *map(str, command)]
+    return subprocess.run(words, cwd=folder, env=known, capture_output=True, text=True, check=False)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import functools
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -387,10 +386,3 @@ def test_a_forked_process_can_use_loaders_and_leave_the_block(on):
         raise
     assert ends_with(child) == 5
     lv.advise(run.timeline)
-
-
-def test_programs_can_be_started(on):
-    with lv.record(**on):
-        for _ in DataLoader(Numbered(), 8):
-            done = subprocess.run(["echo", "1"], capture_output=True, text=True, timeout=20, check=True)
-            assert done.stdout == "1\n"

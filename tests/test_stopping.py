@@ -14,6 +14,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import factory
 import pytest
 
 import loaderviz as lv
@@ -264,12 +265,8 @@ def leave(here, temp, how, on):
     """Record a program that ends by os._exit; return what became of it."""
     (here / "pages").mkdir(exist_ok=True)
     (here / "program.py").write_text(LEAVES)
-    outputs = "--out", "pages/page.html", "--save", "t.json.gz"
-    command = [sys.executable, "-m", "loaderviz", "run", "--on", on, *outputs, "program.py", how]
-    return subprocess.run(
-        command, text=True, capture_output=True, cwd=here,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(temp)},
-    )  # fmt: skip
+    command = "-m", "loaderviz", "run", "--on", on, "--out", "pages/page.html", "--save", "t.json.gz"
+    return factory.python(*command, "program.py", how, folder=here, TMPDIR=str(temp))
 
 
 @POSIX
@@ -537,10 +534,9 @@ def test_what_cannot_be_written_afterwards_is_named_and_the_rest_is_written(here
 @pytest.mark.slow
 def test_a_file_that_grows_too_large_leaves_the_others(here, capsys):
     text = f"{GPU}import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-    command = [sys.executable, "-m", "loaderviz", "run", "--on", "t4", "--json", "r.json", "program.py"]
     Path("program.py").write_text(text + "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n")
-    environment = os.environ | {"PYTHONPATH": str(Path(lv.__file__).parents[1]), "TMPDIR": str(here / "temp")}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    command = "-m", "loaderviz", "run", "--on", "t4", "--json", "r.json", "program.py"
+    done = factory.python(*command, folder=here, TMPDIR=str(here / "temp"))
     assert done.returncode == 1 and "cannot write timeline.html: File too large" in done.stderr
     assert "the recording is kept in" in done.stderr and "Judged: " in done.stderr
     assert json.loads(Path("r.json").read_text())["schema"]

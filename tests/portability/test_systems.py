@@ -90,9 +90,7 @@ def printed(folder, before="", check=""):
     """What the program prints in a Python that was changed by some lines."""
     text = before + PROGRAM.replace("CHECK", check)
     (folder / "program.py").write_text(text)
-    settings = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "program.py"]
-    done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True)
+    done = factory.python("program.py", folder=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -131,8 +129,7 @@ sys.exit(main(["compare", "--host", "laptop", "--json", "numbers.json"]))
 @pytest.mark.slow
 def test_the_numbers_of_the_main_job_are_those_of_the_repository(tmp_path):
     """By the start method of this run: `make test-spawn` has the others."""
-    run = [sys.executable, "-c", MAIN_JOB, multiprocessing.get_start_method()]
-    subprocess.run(run, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    factory.python("-c", MAIN_JOB, multiprocessing.get_start_method(), folder=tmp_path).check_returncode()
     same = factory.script("tests/portability/same_numbers.py")
     here = same.numbers(json.loads((tmp_path / "numbers.json").read_text(encoding="utf-8")))
     assert same.differences(here, json.loads(same.KEPT.read_text(encoding="utf-8"))) == [] and len(here) > 100
@@ -326,9 +323,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_temporary_files_go_though_workers_live_on(tmp_path):
     (tmp_path / "program.py").write_text(KEEPS + SPAWN + LIVES_ON)
-    settings = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "program.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
+    done = factory.python("program.py", folder=tmp_path, TMPDIR=str(tmp_path))
     assert done.stdout.splitlines() == ["0 3 4", "0 3 4", "1 ['0-7']"], done.stderr
     assert not list(tmp_path.glob("loaderviz-*"))  # the last one went at the program's end
 
@@ -380,8 +375,7 @@ with lv.record(on="t4", threads=False):  # waits that end are as ever, however o
 @pytest.mark.slow
 @pytest.mark.parametrize("without", [True, False])
 def test_a_refusal_in_a_thread_ends_the_wait_for_it(without):
-    run = [sys.executable, "-c", WAITS.format(without=without)]
-    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=100)
+    done = factory.python("-c", WAITS.format(without=without))
     assert done.stdout.splitlines() == ["True True"] * 4 + ["7 False True", "True 50"], done.stderr
 
 
@@ -460,8 +454,7 @@ def said(on, *cases, method="spawn", file=None):
     code = CELLS.replace("TASKS", f"cases = [{listed}]")
     if file is not None:
         file.write_text(code, encoding="utf-8")
-    run = [sys.executable, *([str(file)] if file else ["-c", code])]
-    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=200)
+    done = factory.python(*([file] if file else ["-c", code]))
     found, _, left = done.stdout.strip().rpartition(" ")
     assert found, done.stderr
     return ast.literal_eval(found), int(left), done.stderr
