@@ -10,8 +10,11 @@ import functools
 import gc
 import http.server
 import importlib.util
+import os
 import random
 import re
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -23,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import Dataset
 
 import loaderviz as lv
 from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
@@ -59,6 +63,20 @@ def script(path: str) -> ModuleType:
     return module
 
 
+class Samples(Dataset[Any]):
+    """`of(index)` is a sample; None becomes 0.0."""
+
+    def __init__(self, of: Callable[[int], Any], count: int = 4) -> None:
+        self.of, self.count = of, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self.of(index)
+        return 0.0 if sample is None else sample
+
+
 def in_threads(*works: Callable[[], Any]) -> None:
     """Do each of these in a thread of its own, at the same time, and wait for their ends."""
     threads = [threading.Thread(target=work) for work in works]
@@ -66,6 +84,13 @@ def in_threads(*works: Callable[[], Any]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def python(*command: Any, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python of its own, in which the project can be imported; return how it ended and what it said."""
+    known = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | environment
+    words = [sys.executable, *map(str, command)]
+    return subprocess.run(words, cwd=folder, env=known, capture_output=True, text=True, check=False)
 
 
 @contextmanager

@@ -1,12 +1,11 @@
 """A day with a GPU, tried where none is: parts that fail or hang, what is in the file, copies on an emulated card."""
 
 import json
-import os
 import socket
-import subprocess
 import sys
 import zipfile
 
+import factory
 import pytest
 import torch
 
@@ -132,8 +131,6 @@ def test_the_loaders_are_recorded_twice(card, monkeypatch, capsys):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("options", [[], ["--do", "copies"], ["--parts", "tests"]])
 def test_without_a_gpu_one_sentence_says_so_and_nothing_is_written(options, tmp_path):
-    command = [sys.executable, "-m", "benchmarks.gpu_day", *options]
-    place = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(gpu_day.ROOT)}}
-    run = subprocess.run(command, capture_output=True, text=True, **place)
+    run = factory.python("-m", "benchmarks.gpu_day", *options, folder=tmp_path)
     assert (run.returncode, run.stdout) == (1, "") and list(tmp_path.iterdir()) == []
     assert run.stderr == "torch sees no CUDA GPU on this machine, so there is nothing to try.\n"

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -11,6 +10,7 @@ from multiprocessing import popen_spawn_posix
 from pathlib import Path
 
 import datasets_kept
+import factory
 import pytest
 import torch
 from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, Subset, TensorDataset
@@ -19,7 +19,6 @@ import loaderviz as lv
 from loaderviz.emulator import kept
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="counts processes as POSIX starts them")]
-ROOT = Path(__file__).parents[1]
 NUMBERS = TensorDataset(torch.arange(64.0).reshape(16, 4), torch.arange(16))
 
 
@@ -154,8 +153,7 @@ def test_no_process_outlives_the_program(tmp_path, ending):
             {ending}
         """)
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment)
+    done = factory.python(program)
     numbers = [int(number) for number in done.stdout.split()]
     told = done.stderr.splitlines()
     if ending == "os._exit(0)":  # then nobody unlinks the semaphores of a queue that was not collected yet
@@ -197,7 +195,6 @@ def test_a_fork_server_has_ready_what_workers_import_and_knows_no_cuda(tmp_path)
                 process.join()
         """)
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment)
+    done = factory.python(program)
     assert done.stdout.split() == ["8.0", "True", "False"]
     assert "CUDA in a spawned process: the emulated GPU is in the process that is recorded" in done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from factory import slow
+from factory import python, slow
 
 import loaderviz as lv
 from loaderviz import cli
@@ -97,9 +97,7 @@ def test_a_program_sees_what_it_sees_under_python(here, folder, name, command, a
     text = "import os, sys, helper\nprint(__name__, sys.argv, os.path.abspath(sys.path[0]), __file__, helper.WHO)\n"
     script(here / folder, f"{text}print({also})\nsys.exit(3)", name)
     plain = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, cwd=here)
-    start = [sys.executable, "-m", "loaderviz", "run", "--on", "t4", *command]
-    path = {"PYTHONPATH": str(Path(lv.__file__).parents[1])}
-    ours = subprocess.run(start, capture_output=True, text=True, check=False, cwd=here, env=os.environ | path)
+    ours = python("-m", "loaderviz", "run", "--on", "t4", *command, folder=here)
     assert (ours.stdout, ours.returncode) == (plain.stdout, plain.returncode) == (plain.stdout, 3)
     assert "its neighbour" in plain.stdout
 

@@ -4,11 +4,9 @@ Truth is measured here with perf_counter. A line that ends with `# @name` is mea
 """
 
 import functools
-import io
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -189,21 +187,6 @@ def test_the_slow_line_is_named_and_whose_it_is(on, name):
 
 
 @thrice
-def test_a_picture_that_is_decoded_is_named(on):
-    image = pytest.importorskip("PIL.Image")
-    file = io.BytesIO()
-    image.fromarray(np.random.RandomState(0).randint(0, 255, (300, 300, 3), dtype=np.uint8)).save(file, "JPEG")
-
-    class Pictures(Cheap):
-        def __getitem__(self, index):
-            return torch.tensor([float(image.open(file).convert("RGB").size[0])])  # @picture
-
-    with lv.record(**on) as run:
-        train(DataLoader(Pictures(), 5))
-    assert at("picture") in told(run.timeline) and "collat" not in told(run.timeline)
-
-
-@thrice
 def test_collating_has_its_share(on):
     took = {"samples": 0.0, "batches": 0.0}
 
@@ -302,16 +285,6 @@ def test_errors_are_the_programs(on, workers, data, collate, error):
     assert len(got) == (2 if error is KeyError else 3) and loader.collate_fn is before
     assert sys.getswitchinterval() == pytest.approx(USUAL)
     lv.advise(run.timeline)
-
-
-def test_what_collates_is_the_programs_own_in_the_loop_and_after_it(on):
-    collate = Pairs()
-    loader = DataLoader(Numbered(), 8, collate_fn=collate)
-    with lv.record(**on):
-        batches = iter(loader)
-        for _ in batches:
-            assert loader.collate_fn is collate and batches._dataset_fetcher.collate_fn is collate
-    assert loader.collate_fn is collate and batches._dataset_fetcher.collate_fn is collate
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -413,10 +386,3 @@ def test_a_forked_process_can_use_loaders_and_leave_the_block(on):
         raise
     assert ends_with(child) == 5
     lv.advise(run.timeline)
-
-
-def test_programs_can_be_started(on):
-    with lv.record(**on):
-        for _ in DataLoader(Numbered(), 8):
-            done = subprocess.run(["echo", "1"], capture_output=True, text=True, timeout=20, check=True)
-            assert done.stdout == "1\n"

@@ -306,14 +306,8 @@ def test_a_look_that_comes_late_stands_for_the_time_before_it():
 def test_a_part_of_a_data_set_is_the_data_set():
     """Subset and ConcatDataset are torch's own, in the module of the DataLoader."""
 
-    class Slow(Dataset):
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            return stations.place_of(stations.stack_of()).cause, index
-
-    for data in (Subset(Slow(), [1, 2]), ConcatDataset([Slow(), Slow()]), random_split(Slow(), [3, 1])[0]):
+    slow = factory.Samples(lambda index: (stations.place_of(stations.stack_of()).cause, index))
+    for data in (Subset(slow, [1, 2]), ConcatDataset([slow, slow]), random_split(slow, [3, 1])[0]):
         cause, _ = next(iter(DataLoader(data, None)))
         assert cause == Cause.TRANSFORM
 

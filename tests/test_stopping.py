@@ -14,6 +14,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import factory
 import pytest
 
 import loaderviz as lv
@@ -264,27 +265,8 @@ def leave(here, temp, how, on):
     """Record a program that ends by os._exit; return what became of it."""
     (here / "pages").mkdir(exist_ok=True)
     (here / "program.py").write_text(LEAVES)
-    outputs = "--out", "pages/page.html", "--save", "t.json.gz"
-    command = [sys.executable, "-m", "loaderviz", "run", "--on", on, *outputs, "program.py", how]
-    return subprocess.run(
-        command, text=True, capture_output=True, cwd=here,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(temp)},
-    )  # fmt: skip
-
-
-@POSIX
-def test_what_is_written_is_finished_and_the_handlers_are_put_back(here, monkeypatch):
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    told = Timeline.save
-
-    def save(timeline, file):
-        os.kill(os.getpid(), signal.SIGINT)
-        told(timeline, file)
-
-    monkeypatch.setattr(Timeline, "save", save)
-    assert run(GPU, "--save", "kept.json") == 0  # it was complete
-    assert Timeline.load("kept.json") and Path("timeline.html").exists()
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    command = "-m", "loaderviz", "run", "--on", on, "--out", "pages/page.html", "--save", "t.json.gz"
+    return factory.python(*command, "program.py", how, folder=here, TMPDIR=str(temp))
 
 
 @POSIX
@@ -400,21 +382,34 @@ def test_the_program_sees_its_own_handlers_alone(here, handlers, capsys):
         assert (signal.signal, signal.getsignal) == before
 
 
+HANDLES = """
+import signal, sys
+for n in (signal.SIGTERM, signal.SIGALRM):
+    signal.signal(n, lambda *_: sys.exit(9))
+sys.exit(4)
+"""
+
+
 @POSIX
-def test_no_handler_of_the_program_breaks_off_what_is_written(here, handlers, monkeypatch, capsys):
-    told = Timeline.save
+@pytest.mark.parametrize(
+    ("text", "names", "status"),
+    [("", ["SIGINT"], 0), (HANDLES, ["SIGTERM", "SIGTERM", "SIGALRM", "SIGUSR1"], 4)],
+    ids=["complete", "handlers of its own"],
+)
+def test_what_is_written_is_finished_and_the_handlers_are_put_back(
+    here, handlers, monkeypatch, capsys, text, names, status
+):
+    before, told = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)], Timeline.save
 
     def save(timeline, file):
-        for number in signal.SIGTERM, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1:
-            os.kill(os.getpid(), number)
+        for name in names:
+            os.kill(os.getpid(), getattr(signal, name))
         told(timeline, file)
 
     monkeypatch.setattr(Timeline, "save", save)
-    text = (
-        "import signal, sys\nfor n in (signal.SIGTERM, signal.SIGALRM):\n    signal.signal(n, lambda *_: sys.exit(9))\n"
-    )
-    assert run(f"{GPU}{text}sys.exit(4)", "--save", "kept.json") == 4  # the program's own
+    assert run(GPU + text, "--save", "kept.json") == status  # the program's own
     assert Timeline.load("kept.json") and Path("timeline.html").exists()
+    assert text or [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 SAVES = """
@@ -539,10 +534,9 @@ def test_what_cannot_be_written_afterwards_is_named_and_the_rest_is_written(here
 @pytest.mark.slow
 def test_a_file_that_grows_too_large_leaves_the_others(here, capsys):
     text = f"{GPU}import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-    command = [sys.executable, "-m", "loaderviz", "run", "--on", "t4", "--json", "r.json", "program.py"]
     Path("program.py").write_text(text + "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n")
-    environment = os.environ | {"PYTHONPATH": str(Path(lv.__file__).parents[1]), "TMPDIR": str(here / "temp")}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    command = "-m", "loaderviz", "run", "--on", "t4", "--json", "r.json", "program.py"
+    done = factory.python(*command, folder=here, TMPDIR=str(here / "temp"))
     assert done.returncode == 1 and "cannot write timeline.html: File too large" in done.stderr
     assert "the recording is kept in" in done.stderr and "Judged: " in done.stderr
     assert json.loads(Path("r.json").read_text())["schema"]

@@ -462,16 +462,12 @@ def fed_by_threads(fetch, held, count, steps=30):
 def test_threads_for_workers(held, count):
     """Predicted from the timeline of a DataLoader with processes, beside threads that really take turns."""
 
-    class Slow(torch.utils.data.Dataset):
-        def __len__(self):
-            return 40
-
-        def __getitem__(self, index):
-            with lv.costs(8e-3):
-                return torch.ones(64)
+    def slow(_):
+        with lv.costs(8e-3):
+            return torch.ones(64)
 
     with lv.record(on="a100", host="workstation") as recording:
-        for x in DataLoader(Slow(), batch_size=None, num_workers=count):
+        for x in DataLoader(factory.Samples(slow, 40), batch_size=None, num_workers=count):
             x = x.to("cuda", non_blocking=True)
             with lv.costs(1e-3):
                 x.add(1)

@@ -17,13 +17,35 @@ UNIT = 128  # bytes: the smallest piece that a program touches
 UNITS = 4  # of a block
 
 
-class Book:
+class Graph:
+    """Nodes in the order in which they come, each with those directly before it."""
+
+    def __init__(self):
+        self.before = []
+
+    def node(self, *before):
+        self.before.append([each for each in before if each is not None])
+        return len(self.before) - 1
+
+    def reaches(self, earlier, later):
+        seen, todo = set(), [later]
+        while todo:
+            node = todo.pop()
+            if node == earlier:
+                return True
+            if node not in seen and node > earlier:
+                seen.add(node)
+                todo += self.before[node]
+        return False
+
+
+class Book(Graph):
     """Everything that happened, and nothing forgotten. `without` leaves out the waits of one line."""
 
     def __init__(self, without=None):
+        super().__init__()
         self.without = without
-        self.before = [()]  # node -> nodes directly before it
-        self.host = 0
+        self.host = self.node()
         self.last = {}  # stream -> node
         self.recorded = {}  # event -> node
         self.stream = {}  # node -> stream
@@ -31,10 +53,6 @@ class Book:
         self.races = []  # for each access: the nodes it is unordered with
         self.number = {}  # node -> number of its access; the same in all books, as nodes are not
         self.over = []  # for memory that waited for an event: the accesses that are over by then
-
-    def node(self, *before):
-        self.before.append(before)
-        return len(self.before) - 1
 
     def next_in(self, stream, *more):
         """A node in a stream. The default stream and the blocking one come after each other (R14, R15)."""
@@ -55,17 +73,6 @@ class Book:
 
     def host_after(self, *nodes):
         self.host = self.node(self.host, *nodes)
-
-    def reaches(self, earlier, later):
-        seen, todo = set(), [later]
-        while todo:
-            node = todo.pop()
-            if node == earlier:
-                return True
-            if node not in seen and node > earlier:
-                seen.add(node)
-                todo += self.before[node]
-        return False
 
     def unordered(self, node, pieces):
         """Return the nodes that an access by `node` races with. `pieces`: (first unit, last unit + 1, writes)."""

@@ -17,7 +17,6 @@ from loaderviz.emulator.hardware import (
     HOSTS,
     KERNELS,
     HardwareError,
-    Parcel,
     UnknownHardwareError,
     ceil_div,
     numbers,
@@ -131,25 +130,6 @@ def test_each_architecture_has_a_row_for_every_class_of_kernels(gpu):
 
 
 # Costs
-
-
-def defaults(kind):
-    return {entry.name: entry.default for entry in fields(kind) if isinstance(entry.default, int | str)}
-
-
-def test_what_a_preset_does_not_say():
-    """A host's number that is not given costs nothing. What all GPUs have alike is here once more: it changes every
-    timeline, so that no one should change it by mistake."""
-    assert defaults(Host) == dict.fromkeys(defaults(Host), 0) | {"siblings": 1, "ranks_on_host": 1}
-    names = "bidirectional_d2h", "pageable_d2h", "pageable_cached", "l2", "l2_bandwidth", "tiles", "threads_per_sm"
-    unknown = dict.fromkeys(names, 0)
-    assert defaults(Gpu) == unknown | {
-        "architecture": "ampere", "copy_latency": 1_500, "d2h_latency": 2_500, "bidirectional": 720,
-        "staging_chunk": 2**19, "launch_latency": 1_600, "queue_gap": 1_100, "word_rate": 9_900_000_000,
-        "queue_depth": 1024, "async_engines": 3, "context_memory": 2**29, "malloc": 341_000,
-        "malloc_small": 20_000,
-    }  # fmt: skip
-    assert Parcel() == (0, 0, 0)
 
 
 SLOW = replace(

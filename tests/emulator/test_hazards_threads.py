@@ -9,6 +9,7 @@ the order of this run.
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from race_programs import Graph, index
 
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.hazards.between_threads import BetweenThreads
@@ -17,27 +18,13 @@ from loaderviz.emulator.hazards.races import Races
 THREADS, STREAMS, EVENTS, LOCKS, BLOCKS, UNIT = 3, 3, 2, 2, 2, 512
 
 
-class Paths:
+class Paths(Graph):
     """Calls and work as nodes, each with those directly before it."""
 
     def __init__(self):
-        self.before, self.calls, self.work, self.events, self.locks, self.ends = [], {}, [], {}, {}, {}
+        super().__init__()
+        self.calls, self.work, self.events, self.locks, self.ends = {}, [], {}, {}, {}
         self.memory = {block: [] for block in range(BLOCKS)}
-
-    def node(self, *before):
-        self.before.append([each for each in before if each is not None])
-        return len(self.before) - 1
-
-    def reaches(self, earlier, later):
-        todo, seen = [later], set()
-        while todo:
-            node = todo.pop()
-            if node == earlier:
-                return True
-            if node not in seen:
-                seen.add(node)
-                todo += self.before[node]
-        return False
 
     def call(self, thread, *after):
         self.calls[thread] = self.node(self.calls.get(thread), *after)
@@ -136,10 +123,6 @@ class Emulated:
         self.order.learn(known)
         self.numbers[other] = max(self.numbers) + 1
         self.order.start(self.numbers[other])
-
-
-def index(count):
-    return st.integers(0, count - 1)
 
 
 kernels = st.tuples(st.just("kernel"), index(THREADS), index(STREAMS), index(BLOCKS), st.booleans())

@@ -15,7 +15,7 @@ from pathlib import Path
 import factory
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz import machine
@@ -91,9 +91,7 @@ def printed(folder, before="", check=""):
     """What the program prints in a Python that was changed by some lines."""
     text = before + PROGRAM.replace("CHECK", check)
     (folder / "program.py").write_text(text)
-    settings = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "program.py"]
-    done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True)
+    done = factory.python("program.py", folder=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -121,26 +119,6 @@ def test_a_system_that_lacks_it_gives_the_same_timeline(before, check, here, tmp
     assert printed(tmp_path, before, check) == here
 
 
-USUAL_LOOP = """
-import multiprocessing, sys
-from loaderviz import experiment
-if __name__ == "__main__":
-    multiprocessing.set_start_method(sys.argv[1])
-    setting = experiment.Setting(batch_size=64)
-    timeline = experiment.four_loaders(setting, host="laptop", only=[experiment.USUAL])[experiment.USUAL].timeline
-    print([(row.name, row.start, row.end, row.batch, row.nbytes) for row in timeline.rows()])
-"""
-
-
-@pytest.mark.slow
-def test_the_usual_loop_of_the_main_job_is_the_same_with_spawned_workers(tmp_path):
-    (tmp_path / "usual.py").write_text(USUAL_LOOP)
-    settings = os.environ | {"PYTHONPATH": str(ROOT)}
-    run = [sys.executable, "usual.py"]
-    spans = [subprocess.check_output([*run, how], cwd=tmp_path, env=settings) for how in ("fork", "spawn")]
-    assert b"fetch batch" in spans[0] and spans[0] == spans[1]
-
-
 MAIN_JOB = """
 import multiprocessing, sys
 multiprocessing.set_start_method(sys.argv[1])
@@ -152,8 +130,7 @@ sys.exit(main(["compare", "--host", "laptop", "--json", "numbers.json"]))
 @pytest.mark.slow
 @pytest.mark.skipif(START == "fork", reason="`make test-spawn` runs it; forked workers: test_workflow.py")
 def test_the_numbers_of_the_main_job_are_those_of_the_repository(tmp_path):
-    run = [sys.executable, "-c", MAIN_JOB, START]
-    subprocess.run(run, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    factory.python("-c", MAIN_JOB, START, folder=tmp_path).check_returncode()
     same = factory.script("tests/portability/same_numbers.py")
     here = same.numbers(json.loads((tmp_path / "numbers.json").read_text(encoding="utf-8")))
     assert same.differences(here, json.loads(same.KEPT.read_text(encoding="utf-8"))) == [] and len(here) > 100
@@ -190,18 +167,14 @@ def ticking(monkeypatch):
     return real
 
 
-class Burns(Dataset):
-    """Each sample takes so many ns of this processor."""
+def burns(real, time, count):
+    """Samples that take so many ns of this processor each."""
 
-    def __init__(self, real, time, count):
-        self.real, self.time, self.count = real, time, count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        self.real[0] += self.time
+    def sample(_):
+        real[0] += time
         return torch.ones(1)
+
+    return factory.Samples(sample, count)
 
 
 def test_the_tick_of_a_clock_is_found(monkeypatch):
@@ -233,7 +206,7 @@ def test_fetches_are_measured_right_in_sum_by_a_clock_that_ticks(ticking):
 @pytest.mark.parametrize(("time", "count", "noted"), [(5_000_000, 12, True), (1_500_000, 100, False)])
 def test_time_that_nothing_prices_is_noted_however_the_clock_ticks(ticking, time, count, noted):
     with lv.record(on="a100", host="laptop") as recording:
-        for batch in DataLoader(Burns(ticking, time, count)):
+        for batch in DataLoader(burns(ticking, time, count)):
             batch.to("cuda")
     assert recording.timeline.context.unpriced == ("data set",) * noted
     assert not any("clock" in note for note in recording.timeline.context.notes)  # nothing of it is in the timeline
@@ -242,7 +215,7 @@ def test_time_that_nothing_prices_is_noted_however_the_clock_ticks(ticking, time
 def test_a_timeline_says_that_the_clock_it_was_measured_with_ticks(ticking):
     for on in "a100", "cpu":
         with lv.record(on=on, host="auto") as recording:
-            for _ in DataLoader(Burns(ticking, 1_000, 4)):
+            for _ in DataLoader(burns(ticking, 1_000, 4)):
                 pass
         notes = recording.timeline.context.notes
         assert sum("goes on by 15.62 ms at once" in note for note in notes) == 1, notes
@@ -351,9 +324,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_temporary_files_go_though_workers_live_on(tmp_path):
     (tmp_path / "program.py").write_text(KEEPS + SPAWN + LIVES_ON)
-    settings = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "program.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
+    done = factory.python("program.py", folder=tmp_path, TMPDIR=str(tmp_path))
     assert done.stdout.splitlines() == ["0 3 4", "0 3 4", "1 ['0-7']"], done.stderr
     assert not list(tmp_path.glob("loaderviz-*"))  # the last one went at the program's end
 
@@ -405,8 +376,7 @@ with lv.record(on="t4", threads=False):  # waits that end are as ever, however o
 @pytest.mark.slow
 @pytest.mark.parametrize("without", [True, False])
 def test_a_refusal_in_a_thread_ends_the_wait_for_it(without):
-    run = [sys.executable, "-c", WAITS.format(without=without)]
-    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=100)
+    done = factory.python("-c", WAITS.format(without=without))
     assert done.stdout.splitlines() == ["True True"] * 4 + ["7 False True", "True 50"], done.stderr
 
 
@@ -485,8 +455,7 @@ def said(on, *cases, method="spawn", file=None):
     code = CELLS.replace("TASKS", f"cases = [{listed}]")
     if file is not None:
         file.write_text(code, encoding="utf-8")
-    run = [sys.executable, *([str(file)] if file else ["-c", code])]
-    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=200)
+    done = factory.python(*([file] if file else ["-c", code]))
     found, _, left = done.stdout.strip().rpartition(" ")
     assert found, done.stderr
     return ast.literal_eval(found), int(left), done.stderr

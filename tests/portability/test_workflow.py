@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -65,16 +64,6 @@ def test_a_number_that_differs_is_named_and_fails(tmp_path, capsys):
     assert (
         f"{name}: 1 here, {kept[name]} kept" in said and "64, pinned, host_blocked, free: 2 here, nothing kept" in said
     )
-
-
-@pytest.mark.slow
-def test_the_numbers_of_the_command_are_those_of_the_repository(tmp_path, capfd):
-    """The two last steps of the workflow, with this environment's Python."""
-    for step in here.steps()[-2:]:
-        command = [sys.executable, *shlex.split(step)[2:]]
-        if command[1].endswith(".py"):
-            command[1] = str(ROOT / command[1])
-        assert subprocess.call(command, cwd=tmp_path) == 0, capfd.readouterr().out
 
 
 def test_the_script_runs_the_steps_that_are_chosen_and_ends_with_the_first_that_fails(monkeypatch):

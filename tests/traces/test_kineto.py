@@ -755,16 +755,6 @@ def test_the_slow_part_of_a_real_inference_is_its_pictures():
     assert found.kind == "other-work-in-loop" and "image_processing_videomae.py:235 takes 215.3 ms" in found.evidence
 
 
-@pytest.mark.parametrize("launched", [0, 2])
-def test_one_memset_is_not_said_to_be_lost(tmp_path, launched):
-    events = [call("cudaFree", BASE, 900, 1), call("cudaMemsetAsync", BASE + 950, 5, 2)]
-    events += [work("Memset (Device)", BASE + 960, 2, 2, cat="gpu_memset")]
-    events += [call("cudaLaunchKernel", BASE + 970 + 10 * n, 5, 10 + n) for n in range(launched)]
-    (found,) = (each for each in advise(read_events(tmp_path, *events)) if each.kind == "work-not-seen")
-    told = "the host makes 2 launches" if launched else "nor a launch of one, only 2 µs of other work on the GPU"
-    assert told in found.evidence and "activities=[CPU, CUDA]" in found.change
-
-
 @pytest.mark.parametrize("pinned", ["Pageable", "Pinned"])
 def test_a_plain_copy_to_the_host_is_a_wait_of_its_own(tmp_path, pinned):
     """Kernels of 100 µs, and `cudaMemcpy` of 200 µs, which returns when the copy is done."""

@@ -17,7 +17,7 @@ import factory
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from trace_files import BASE, call, loop, note, op, straggling, trace, work, write
 
 import loaderviz as lv
@@ -302,14 +302,6 @@ def test_what_a_late_rank_costs_a_step_is_what_was_planted(tmp_path):
     assert "29" in str(lv.ranks(tmp_path).lateness).split(" µs")[0].split()[-1]
 
 
-@pytest.mark.parametrize("late", [[], [1], [0, 3]])
-def test_the_table_is_that_of_the_timeline(tmp_path, late):
-    met(tmp_path, [range(3, 9)] * 4, late=late)
-    table, whole = lv.ranks(tmp_path), rank_table(lv.read(tmp_path))
-    assert table.rows == whole.rows and late_of(table) == late_of(whole)
-    assert sorted(int(each.row.rank) for each in table.late) == late and table == lv.ranks(tmp_path)
-
-
 def test_a_rank_that_is_there_twice_is_no_other_rank(tmp_path):
     met(tmp_path, [range(3, 9)] * 4, late=[2])
     (tmp_path / "2b.json").write_text((tmp_path / "2.json").read_text())
@@ -327,24 +319,22 @@ def test_notes_of_an_archive_name_the_archive(files, tmp_path):
 # Advice on what a worker's memory does
 
 
-class Keeps(Dataset):
+def burn(seconds):
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def keeping(once=0, each=0):
     """Samples of 0.1 ms; the worker keeps `once` bytes at sample 200, and `each` bytes for each sample."""
+    kept = []
 
-    def __init__(self, once=0, each=0):
-        self.once, self.each, self.kept = once, each, []
-
-    def __len__(self):
-        return 2_000
-
-    def __getitem__(self, index):
-        until = time.thread_time() + 1e-4
-        while time.thread_time() < until:
-            pass
-        if index == 200 and self.once:
-            self.kept.append(bytearray(b"x" * self.once))
-        if self.each:
-            self.kept.append(bytearray(b"x" * self.each))
+    def sample(index):
+        burn(1e-4)
+        kept.append(bytearray(b"x" * (each + once * (index == 200))))
         return torch.ones(64)
+
+    return factory.Samples(sample, 2_000)
 
 
 def kinds_of(data, steps=40):
@@ -353,17 +343,15 @@ def kinds_of(data, steps=40):
         batches = iter(DataLoader(data, batch_size=16, num_workers=1))
         for _ in range(steps):
             model(next(batches)).sum().backward()
-            until = time.thread_time() + 0.02
-            while time.thread_time() < until:
-                pass
+            burn(0.02)
     return {each.kind for each in lv.advise(recording.timeline)}
 
 
 def test_memory_that_is_taken_for_each_sample_grows(monkeypatch):
     monkeypatch.setattr(workers, "RARE", 5)  # this process may be a large one, of which a look takes long
-    assert "memory-grows" in kinds_of(Keeps(each=200_000))
+    assert "memory-grows" in kinds_of(keeping(each=200_000))
 
 
 @pytest.mark.parametrize("once", [factory.slow(0), 100_000_000])
 def test_memory_that_is_taken_once_does_not_grow(once):
-    assert "memory-grows" not in kinds_of(Keeps(once=once))
+    assert "memory-grows" not in kinds_of(keeping(once=once))

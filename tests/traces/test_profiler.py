@@ -2,9 +2,7 @@
 
 import os
 from collections import Counter
-from contextlib import suppress
 from itertools import pairwise
-from time import perf_counter
 from types import SimpleNamespace
 
 import datasets
@@ -468,43 +466,6 @@ def test_the_line_that_draws_batches_is_no_other_work():
     assert sum(lines[line] for line in {*drawing, DRAWS}) < LOOKS  # one, where other programs have the cores
 
 
-# Two loaders at once, and one within another's data set
-
-
-def test_of_two_loaders_each_fetch_has_its_own_size_and_line():
-    def collate(samples):
-        end = perf_counter() + 0.03
-        while perf_counter() < end:
-            pass
-        return torch.stack(samples)
-
-    timeline = record_cpu(lambda: list(zip(loader_of(4, collate_fn=collate), loader_of(8), strict=True)))
-    fetches = list(timeline.rows(Kind.FETCH))
-    assert [row.nbytes for row in fetches] == [2 * 4 * 4, 2 * 8 * 4] * 4
-    first = collate.__code__.co_firstlineno
-    lines = [int(row.source.rpartition(":")[2] or 0) for row in fetches]
-    assert [first <= line < first + 5 for line in lines] == [True, False] * 4
-
-
-def test_a_fetch_that_fails_leaves_the_others_their_sizes():
-    class Once(list):
-        failed = False
-
-        def __getitem__(self, index):
-            if index == 2 and not self.failed:
-                self.failed = True
-                raise ZeroDivisionError
-            return super().__getitem__(index)
-
-    def loop():
-        data = Once([torch.zeros(4)] * 8)
-        for _ in range(2):
-            with suppress(ZeroDivisionError):
-                list(DataLoader(data, 2))
-
-    assert [row.nbytes for row in record_cpu(loop).rows(Kind.FETCH)] == [32, -1] + [32] * 4
-
-
 class Within(Dataset):
     """Each sample is a batch of another loader."""
 
@@ -515,16 +476,3 @@ class Within(Dataset):
         with lv.costs(5e-3):
             pass
         return next(iter(loader_of(4, 3)))[0]
-
-
-@pytest.mark.parametrize("on", ["cpu", "a100"])
-def test_a_loader_within_a_data_set_is_a_part_of_its_fetch(on):
-    with lv.record(on=on, **{"host": "workstation"} if on == "a100" else {}) as recording:
-        values = list(DataLoader(Within(), 2))
-    assert [value.tolist() for value in values] == [[[0.0] * 4] * 2] * 2
-    timeline = recording.timeline.self_check()
-    fetches = list(timeline.rows(Kind.FETCH))
-    assert [row.name for row in fetches] == ["fetch batch 0", "fetch batch 1"]
-    assert steps_of(timeline) == ["batch 0: 2 samples", "batch 1: 2 samples"]
-    if on == "a100":
-        assert all(row.duration > 10_000_000 for row in fetches)

@@ -16,6 +16,7 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
+from factory import Samples
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data import dataloader as torch_dataloader
@@ -197,10 +198,7 @@ def test_the_records_outlive_a_worker_that_dies(how, tmp_path, monkeypatch):
     ],
 )
 def test_a_batch_that_cannot_be_sent_is_an_error_and_no_wait_for_ever(on, refused, told, monkeypatch):
-    def refuse(*_):
-        raise refused
-
-    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", refuse)  # in the forked workers, too
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", partial(refuse, refused))  # in the forked workers, too
     # torch.stack leaves it to the queue to put the batch into shared memory.
     loader = DataLoader([torch.ones(3)] * 4, 2, num_workers=1, collate_fn=torch.stack, timeout=20)
     with pytest.raises((RuntimeError, OSError), match=told) as caught, lv.record(on=on):
@@ -213,19 +211,15 @@ class Wordless(ValueError):
         return None
 
 
-class Fails(datasets.Squares):
-    def __init__(self, error):
-        self.error = error
-
-    def __getitem__(self, index):
-        raise self.error
+def refuse(error, *_):
+    raise error
 
 
 @pytest.mark.parametrize("on", ["cpu", "a100"])
 @pytest.mark.parametrize("error", [ValueError("my cache: AF_UNIX path too long for my own socket"), Wordless()])
 def test_an_error_of_the_data_set_stays_its_own(on, error):
     with pytest.raises(ValueError) as caught, lv.record(on=on):
-        list(DataLoader(Fails(error), 2, num_workers=1))
+        list(DataLoader(Samples(partial(refuse, error)), 2, num_workers=1))
     assert type(caught.value) is type(error)
 
 
@@ -402,12 +396,7 @@ def test_the_pin_thread_of_a_dataloader_has_a_lane(monkeypatch):
     assert {(row.name, row.cause) for row in waits} == {("waiting for data", Cause.DATA)}
 
 
-class Sums(torch.utils.data.Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return torch.tensor(sum(range(200_000 + index)))
+SUMS = Samples(lambda index: torch.tensor(sum(range(200_000 + index))), 8)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -418,7 +407,7 @@ def test_what_a_hypervisor_takes_is_no_waiting(workers, switches, waits, monkeyp
     monkeypatch.setattr(machine, "thread_time_ns", lambda: time.thread_time_ns() // 2)
     monkeypatch.setattr(machine, "thread_lacked", lambda: 0)
     monkeypatch.setattr(machine, "switches", lambda: next(told, switches[-1]))
-    timeline = record_cpu(lambda: list(DataLoader(Sums(), batch_size=4, num_workers=workers)))
+    timeline = record_cpu(lambda: list(DataLoader(SUMS, batch_size=4, num_workers=workers)))
     fetches = timeline.where(Kind.FETCH)
     assert fetches.sum() == 2 and (timeline.waited[fetches] > 100_000).all() == waits
     assert waits or not timeline.waited[fetches].any()

@@ -5,21 +5,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
-
-
-class Samples(Dataset):
-    """`of(index)` is a sample; None becomes 0.0."""
-
-    def __init__(self, of, count=4):
-        self.of, self.count = of, count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        sample = self.of(index)
-        return 0.0 if sample is None else sample
+from torch.utils.data import DataLoader, TensorDataset
 
 
 def data(samples=96):

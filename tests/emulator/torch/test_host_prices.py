@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from programs import Samples
+from factory import Samples
 from torch.utils.data import DataLoader
 
 import loaderviz as lv

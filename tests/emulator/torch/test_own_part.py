@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from programs import Samples
+from factory import Samples
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 import loaderviz as lv

@@ -468,13 +468,12 @@ def test_a_queue_that_nobody_fills_is_a_deadlock_too(silent):
 
 def test_a_wait_that_the_recording_cannot_see_is_refused_with_the_stack(silent, monkeypatch):
     monkeypatch.setattr(threads, "LOOK", 0.01)
-    older = threading.Lock()
-    older.acquire()
+    older = holding(threading.Lock())
     says = r"thread 1.* waits for .* a bare lock \(one made before record\(\)"
     with pytest.raises(NotModelledError, match=says) as refused, lv.record(on="a100"):
         [thread] = started(lambda: (torch.ones(1, device="cuda"), older.acquire(timeout=10)))
         time.sleep(1)
-        older.release()
+    older.release()
     thread.join()
     assert "older.acquire(timeout=10)" in str(refused.value)
 

@@ -51,24 +51,17 @@ def test_r53_n_threads_of_python_take_n_times_as_long(count):
     assert min(ends) > (count - 1) * 94 * MS  # in turns of 5 ms: all end at about the same time
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_r53_in_a_free_threaded_python_they_take_as_long_as_one(count):
-    _, end, timeline = together(*[partial(work, 0.1)] * count, host=FREE)
-    assert 100 * MS <= end < 100.1 * MS and not (timeline.cause == Cause.GIL).any()
-
-
-@pytest.mark.parametrize(("count", "cores"), [(2, 4), (4, 2), (10, 5)])
-def test_r53_in_a_free_threaded_python_threads_share_the_cores(count, cores):
-    host = replace(FREE, cores=cores, siblings=1, sibling=0, contention=0)
-    _, end, _ = together(*[partial(work, 0.1)] * count, host=host)
-    assert max(1, count / cores) * 100 * MS <= end < max(1, count / cores) * 101 * MS
-
-
-@pytest.mark.parametrize(("count", "cores"), [(1, 2), (2, 2), (4, 2), (6, 2), (3, 4)])
-def test_r53_n_decoders_that_let_go_of_the_lock_share_the_cores(count, cores):
-    host = replace(HOST, cores=cores, siblings=1, sibling=0, contention=0)
-    _, end, _ = together(*[partial(work, 0.1, gil=False)] * count, host=host)
-    assert max(1, count / cores) * 100 * MS <= end < max(1, count / cores) * 101 * MS
+@pytest.mark.parametrize(
+    ("host", "gil", "count", "cores"),
+    [(FREE, True, count, 0) for count in (1, 2, 4)]
+    + [(FREE, True, *each) for each in ((2, 4), (4, 2), (10, 5))]
+    + [(HOST, False, *each) for each in ((1, 2), (2, 2), (4, 2), (6, 2), (3, 4))],  # decoders that let go of the lock
+)
+def test_r53_without_the_lock_threads_share_the_cores(host, gil, count, cores):
+    host, rounds = replace(host, cores=cores, siblings=1, sibling=0, contention=0), max(1, count / (cores or count))
+    _, end, timeline = together(*[partial(work, 0.1, gil=gil)] * count, host=host)
+    assert rounds * 100 * MS <= end < rounds * 101 * MS
+    assert not (host.switch_interval == 0 and (timeline.cause == Cause.GIL).any())
 
 
 def test_r53_python_goes_on_beside_c():

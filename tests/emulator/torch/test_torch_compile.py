@@ -4,7 +4,6 @@ import inspect
 
 import pytest
 import torch
-from programs import mlp, same, train
 
 import loaderviz as lv
 from loaderviz.timeline import Kind
@@ -58,21 +57,6 @@ def test_a_compiled_function_keeps_what_inspect_asks():
     assert compiled(torch.ones(1)).item() == 3  # after the recording, too
 
 
-def compiled_in_place(model):
-    model.compile(mode="max-autotune")
-    return model
-
-
-@pytest.mark.parametrize(("compiled", "prefix"), [(lambda model: torch.compile(model), "_orig_mod."),
-                                                  (compiled_in_place, "")])  # fmt: skip
-def test_a_compiled_model_trains_as_the_eager_one(compiled, prefix):
-    with lv.record(on="a100") as recording:
-        found, names = train("cuda", lambda: compiled(mlp())), list(compiled(mlp()).state_dict())
-    assert same(found, train("cpu"))
-    assert names == [prefix + name for name in mlp().state_dict()]
-    assert recording.timeline.context.notes == (NOTE,)
-
-
 @pytest.mark.parametrize("options", [{}, {"fullgraph": True}, {"dynamic": True}])
 def test_what_was_compiled_before_the_recording_runs_eagerly_inside_and_compiled_after(options):
     graphs = []
@@ -90,11 +74,3 @@ def test_what_was_compiled_before_the_recording_runs_eagerly_inside_and_compiled
     assert len(graphs) == 1
     assert kernels(compiled) == ([1.0, 3.0, 5.0], kernels(double_and_add)[1], (NOTE,))  # compiled and used before
     assert len(graphs) == 1
-
-
-def test_arguments_that_torch_refuses_are_refused():
-    with lv.record(on="a100"):
-        with pytest.raises(TypeError, match="modus"):
-            torch.compile(double_and_add, modus="default")
-        with pytest.raises(RuntimeError, match="mode or options"):
-            torch.compile(double_and_add, mode="default", options={})

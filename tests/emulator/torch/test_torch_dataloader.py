@@ -207,18 +207,6 @@ def test_a_batch_is_pinned_after_its_fetch_and_handed_out_after_that():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_error_of_a_data_set_arrives_in_its_place(workers):
-    seen = []
-    with lv.record(on="a100") as recording:
-        with pytest.raises(ValueError, match="sample 5 is bad"):
-            for batch in DataLoader(Squares(12, bad=5), 2, num_workers=workers):
-                seen.append(batch.tolist())
-        assert torch.ones(1, device="cuda").item() == 1
-    assert seen == [[0.0, 1.0], [4.0, 9.0]]
-    assert recording.timeline.where(Kind.FETCH).sum() == 2
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_may_be_left_and_begun_anew(workers):
     def program():
         loader = DataLoader(Squares(), 2, num_workers=workers, persistent_workers=workers > 0)
@@ -268,12 +256,6 @@ def test_copies_inside_the_data_set_are_seen():
     batches, timeline = recorded(lambda: DataLoader(ToDevice(4), 2))
     assert batches == [[0.0, 1.0], [4.0, 9.0]]
     assert timeline.where(Kind.COPY_H2D).sum() == 4
-
-
-@pytest.mark.parametrize("dataset", [ToDevice, on_device])
-def test_cuda_in_a_forked_worker_is_cudas_own_error(dataset):
-    with lv.record(on="a100"), pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
-        list(DataLoader(dataset(), 2, num_workers=1, multiprocessing_context="fork"))
 
 
 class SlowBeginning(Squares):

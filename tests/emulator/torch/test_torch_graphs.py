@@ -148,30 +148,6 @@ def test_a_graph_that_reads_an_input_that_is_still_on_its_way_is_a_hazard(waits)
     assert [hazard.kind for hazard in recording.hazards] == ["early-read"] * (not waits)
 
 
-@pytest.mark.parametrize("allow_unused", [False, True])
-def test_make_graphed_callables_is_torchs_own(allow_unused):
-    results = []
-    for graphed in (False, True):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
-        with lv.record(on="a100") as recording:
-            model = model.to("cuda")
-            if graphed:
-                sample = torch.zeros(4, 6, device="cuda", requires_grad=True)
-                model = torch.cuda.make_graphed_callables(model, (sample,), allow_unused_input=allow_unused)
-            optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
-            for number in range(3):
-                x = torch.full((4, 6), float(number), device="cuda", requires_grad=True)
-                loss = model(x).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                losses.append((loss.item(), x.grad.tolist()))
-        results.append((losses, [parameter.tolist() for parameter in model.parameters()]))
-    assert results[0] == results[1]
-    assert [span.name for span in recording.timeline.rows(Kind.API)].count("cudaGraphLaunch") == 6
-
-
 def test_branches_join_and_are_noted():
     with lv.record(on="a100") as recording:
         x, graph, side = torch.ones(2, device="cuda"), torch.cuda.CUDAGraph(), torch.cuda.Stream()

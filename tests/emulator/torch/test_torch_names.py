@@ -16,7 +16,6 @@ from torch.cuda import Stream as EarlyStream
 from torch.cuda import current_stream as early_current_stream
 
 import loaderviz as lv
-from loaderviz.emulator import Gpu
 from loaderviz.emulator.runtime import CudaError
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import DEVICE_KINDS, Kind
@@ -35,24 +34,11 @@ def test_a_program_that_looks_for_a_macs_gpu_first_takes_the_emulated_one(monkey
 
 
 def test_device_queries(recording):
-    cuda, accelerator, gpu = torch.cuda, torch.accelerator, Gpu.preset("a100")
-    assert cuda.is_available() and cuda.is_initialized() and cuda.is_bf16_supported() and accelerator.is_available()
-    assert (cuda.device_count(), accelerator.device_count()) == (1, 1)
-    assert (cuda.current_device(), accelerator.current_device_index()) == (0, 0)
-    assert (cuda.get_device_name(0), cuda.get_device_capability("cuda")) == (gpu.name, (8, 0))
-    properties = cuda.get_device_properties(torch.device("cuda"))
-    assert (properties.total_memory, properties.multi_processor_count) == (gpu.memory, gpu.sms)
-    cuda.init()
-    cuda.set_device("cuda:0")
-    with cuda.device(0), cuda.device_of(torch.ones(1, device="cuda")):
-        assert cuda.current_device() == 0
+    torch.cuda.set_device("cuda:0")
     with pytest.raises(ValueError, match="Expected a cuda device"):
-        cuda.synchronize("cpu")
-    assert accelerator.current_accelerator() == torch.device("cuda")
-    assert accelerator.current_stream() == cuda.current_stream()
-    accelerator.set_stream(side := torch.Stream(device="cuda"))
-    assert cuda.current_stream() == side
-    accelerator.synchronize()
+        torch.cuda.synchronize("cpu")
+    torch.accelerator.set_stream(side := torch.Stream(device="cuda"))
+    assert torch.cuda.current_stream() == torch.accelerator.current_stream() == side
 
 
 def test_small_answers_about_a_card_without_bfloat16():
@@ -164,20 +150,13 @@ def test_generic_events_and_streams(recording):
 
 def test_memory_statistics_follow_the_pool(recording):
     cuda, size = torch.cuda, GIB // 4
-    free, total = cuda.mem_get_info()
+    free, _ = cuda.mem_get_info()
     x = torch.empty(size, dtype=torch.uint8, device="cuda")
-    assert (total, cuda.mem_get_info()[0]) == (40 * GIB, free - size)
-    assert (cuda.memory_allocated(), cuda.max_memory_allocated()) == (size, size)
-    assert (cuda.memory_reserved(0), cuda.max_memory_reserved()) == (size, size)
     view = x[10:]
     del x
-    assert cuda.memory_allocated() == size
+    assert cuda.mem_get_info() == (free - size, 40 * GIB) and cuda.memory_allocated() == size
     del view
-    assert (cuda.memory_allocated(), cuda.memory_stats()["allocated_bytes.all.peak"]) == (0, size)
-    cuda.reset_peak_memory_stats()
-    cuda.empty_cache()
-    assert (cuda.max_memory_allocated(), cuda.memory_reserved(), torch.accelerator.memory_allocated()) == (0, 0, 0)
-    assert "CUDA OOMs: 0" in cuda.memory_summary()
+    assert (cuda.memory_allocated(), cuda.max_memory_allocated()) == (0, size)
 
 
 def test_a_snapshot_tells_every_byte_of_the_pool(recording, tmp_path):
@@ -204,22 +183,6 @@ def test_a_snapshot_tells_every_byte_of_the_pool(recording, tmp_path):
     assert f"segments: {len(segments)}" in summary
     with pytest.raises(NotModelledError, match="memory_snapshot"):
         torch.cuda.memory_snapshot((0, 1))
-
-
-def test_seeds_repeat_random_numbers(recording):
-    draws = []
-    for seed in (torch.cuda.manual_seed, torch.cuda.manual_seed_all, torch.manual_seed):
-        seed(3)
-        draws.append(torch.rand(4, device="cuda"))
-    assert torch.equal(draws[0], draws[1])
-    state = torch.cuda.get_rng_state()
-    first = torch.rand(2, device="cuda")
-    torch.cuda.set_rng_state(state)
-    assert torch.equal(torch.rand(2, device="cuda"), first)
-    assert len(torch.cuda.get_rng_state_all()) == 1
-    with torch.random.fork_rng(devices=[0]):
-        torch.rand(3, device="cuda")
-    torch.cuda.seed_all()
 
 
 def test_nvtx_and_record_function_are_ranges_on_the_main_lane():

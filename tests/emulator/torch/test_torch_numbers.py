@@ -110,26 +110,9 @@ def test_a_mode_of_the_program_sees_what_an_optimizer_asks():
     assert "torch.Tensor.grad.__set__" in asked
 
 
-def step_with_autocast(dtype):
-    torch.manual_seed(0)
-    model = nn.Linear(8, 4).cuda()
-    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cuda")
-    with torch.autocast("cuda", dtype=dtype):
-        output = model(torch.ones(2, 8, device="cuda"))
-        loss = output.float().square().mean()
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    before = model.weight.detach().clone()
-    scaler.step(optimizer)
-    scaler.update()
-    return output.dtype, not torch.equal(before, model.weight)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_and_grad_scaler_run_and_the_timeline_says_what_is_computed(dtype):
-    with lv.record(on="a100") as recording:
-        assert step_with_autocast(dtype) == (dtype, True)
+def test_under_autocast_the_timeline_says_what_is_computed():
+    with lv.record(on="a100") as recording, torch.autocast("cuda"):
+        nn.Linear(8, 4).cuda()(torch.ones(2, 8, device="cuda"))
     assert any("dtypes by CUDA's lists" in note for note in recording.timeline.context.notes)
 
 
@@ -161,17 +144,6 @@ def test_products_of_float16_are_computed_in_float32_and_rounded_once(name):
     assert any("rounded once" in note for note in recording.timeline.context.notes)
 
 
-def test_an_infinite_gradient_makes_the_scaler_skip_its_step():
-    with lv.record(on="a100"):
-        weight = torch.ones(2, device="cuda", requires_grad=True)
-        optimizer, scaler = torch.optim.SGD([weight], 0.1), torch.amp.GradScaler("cuda")
-        scaler.scale((weight * float("inf")).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert weight.tolist() == [1.0, 1.0]
-        assert scaler.get_scale() == 32768.0
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("lengths", [(7, 5, 3), None], ids=["padded at the end", "inside"])
 @pytest.mark.parametrize("settings", [{}, {"norm_first": True, "activation": "gelu"}], ids=["post", "pre"])
@@ -193,24 +165,6 @@ def test_padded_sequences_leave_an_encoder_as_from_the_cpu(mode, settings, lengt
     expected = encode("cpu")
     with lv.record(on="a100", hazards="raise"):
         torch.testing.assert_close(encode("cuda"), expected, equal_nan=True)
-
-
-def test_functions_that_make_memory_inside_make_it_on_the_device():
-    with lv.record(on="a100"):
-        labels = torch.tensor([0, 2], device="cuda")
-        assert F.one_hot(labels, 3).tolist() == [[1, 0, 0], [0, 0, 1]]
-        packed = nn.utils.rnn.pack_padded_sequence(
-            torch.ones(2, 3, 4, device="cuda", requires_grad=True), torch.tensor([3, 2]), batch_first=True
-        )
-        assert packed.data.is_cuda
-        assert not packed.batch_sizes.is_cuda
-        output, _ = nn.GRU(4, 5, batch_first=True).cuda()(packed)
-        padded, lengths = nn.utils.rnn.pad_packed_sequence(output)
-        padded.sum().backward()
-        assert padded.is_cuda
-        assert lengths.tolist() == [3, 2]
-        assert torch.block_diag(torch.ones(1, 1, device="cuda"), torch.ones(1, 1, device="cuda")).is_cuda
-        assert not torch.zeros(2).is_cuda
 
 
 def test_inference_mode_does_what_no_grad_does():
@@ -244,18 +198,6 @@ def test_scripted_and_traced_modules_run(make):
     with lv.record(on="a100") as recording:
         assert torch.equal(make(mlp()[:3]).cuda()(torch.ones(2, 144, device="cuda")).cpu(), expected)
     assert [span.name for span in recording.timeline.rows(Kind.COMPUTE)][-2:] == ["addmm", "relu"]
-
-
-def test_checkpointing_and_hooks_on_saved_tensors():
-    from torch.utils.checkpoint import checkpoint
-
-    with lv.record(on="a100"):
-        given = torch.randn(4, 16, device="cuda", requires_grad=True)
-        block = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5)).cuda()
-        checkpoint(block, given, use_reentrant=False).sum().backward()
-        with torch.autograd.graph.save_on_cpu(pin_memory=True):
-            given.exp().sum().backward()
-        assert given.grad.is_cuda
 
 
 def test_a_program_of_two_threads_draws_the_same_numbers_whichever_is_first(monkeypatch):

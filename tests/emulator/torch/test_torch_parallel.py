@@ -1,11 +1,11 @@
 """The forms of many GPUs over the one there is: `DataParallel`, and `torch.distributed` with one rank."""
 
-import subprocess
 import sys
 from contextlib import nullcontext
 
 import pytest
 import torch
+from factory import python
 from programs import cnn, mlp, same, to_device, train
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
@@ -146,5 +146,6 @@ if __name__ == "__main__":
 def test_cuda_in_a_spawned_process_is_refused_by_name(tmp_path):
     script = tmp_path / "spawns.py"
     script.write_text(SPAWNS)
-    said = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True).stdout
-    assert said.startswith("CUDA in a spawned process: the emulated GPU is in the process that is recorded")
+    assert python(script).stdout.startswith(
+        "CUDA in a spawned process: the emulated GPU is in the process that is recorded"
+    )

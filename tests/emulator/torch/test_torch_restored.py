@@ -102,7 +102,7 @@ def test_everything_is_restored_after_an_error_and_when_the_beginning_fails(monk
         assert torch.ones(1, device="cuda").is_cuda
 
 
-INTERRUPTS = 36  # of a recording
+INTERRUPTS = 18  # of a recording
 
 
 def copies_and_products():
