@@ -20,7 +20,7 @@ import torch
 from factory import US
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import loaderviz as lv
 from loaderviz import experiment, intervals
