@@ -1332,7 +1332,7 @@ def collecting(index):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_garbage_collection_is_charged_to_nobody(workers):
     """Its length is that of the heap of the recording, and of whatever else is alive."""
-    heap, before = [[number] for number in range(300_000)], list(gc.callbacks)
+    heap, before = [[number] for number in range(1_000_000)], list(gc.callbacks)
     with lv.record(on="a100", host="auto") as recording:
         took = max(
             batch.max().item() for batch in DataLoader(factory.Samples(collecting, 8 * 48), 4, num_workers=workers)

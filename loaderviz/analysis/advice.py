@@ -1627,7 +1627,11 @@ _SOONER: tuple[_Rule, ...] = (
     (lambda one: one.kind not in AS_LARGE, lambda one: one.kind == "restarts-iterator", False),
     (lambda one: one.kind in LOADS, lambda one: one.kind in LINES, False),
     (lambda one: one.kind in LOADS and not one.parameters, lambda one: one.kind == "workers-cost-more", True),
-    (lambda one: not one.change, lambda one: one.kind not in LARGE and bool(one.change), False),
+    (
+        lambda one: one.change in ("", FEWER_BYTES),  # another data set
+        lambda one: one.kind not in LARGE and one.change not in ("", FEWER_BYTES),
+        False,
+    ),
 )
 
 
