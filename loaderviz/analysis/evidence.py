@@ -6,6 +6,7 @@ Everything is clipped to the window that is judged. A timeline may lack batches,
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -548,7 +549,8 @@ class Evidence:
     def innermost(self, rows: Ints, span: int) -> str:
         """The name of the last of `rows`, spans in order of start, that runs when another one begins; "" if none."""
         timeline, begin = self.timeline, self.timeline.start[span]
-        around = rows[: np.searchsorted(timeline.start[rows], begin, side="right")][-8:]
+        place = bisect_right(rows, begin, key=timeline.start.__getitem__)  # type: ignore[arg-type, unused-ignore]
+        around = rows[max(0, place - 8) : place]
         around = around[timeline.end[around] > begin]
         return timeline.names[timeline.name[around[-1]]] if len(around) else ""
 
