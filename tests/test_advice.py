@@ -1627,7 +1627,8 @@ def test_workers_that_take_longer_to_start_than_they_save_are_told_to_stay(steps
     """A batch is waited for: 16 ms; to start a worker takes the main thread 15 ms."""
     found = lv.advise(trained(backward, DataLoader(Sleeps(torch.zeros(8 * steps, 32)), 8, num_workers=2)))[0]
     pays = re.search(
-        r"to start so many more takes \S+ \S+, as is assumed of this host, which pays from (\d+) steps", found.evidence
+        r"starting that many more takes \S+ \S+ \(assumed of this host\): it pays in epochs of (\d+) steps",
+        found.evidence,
     )
     assert found.kind == "waiting-for-data" and bool(pays) == is_dear and (not pays or int(pays[1]) > steps)
 

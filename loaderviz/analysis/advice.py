@@ -382,7 +382,8 @@ def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
         f"that is longer than the kernels, {duration(facts, facts.summary.kernels, facts.rounds)}, "
         "so not all of it can be hidden"
         if facts.length(copies) > facts.summary.kernels
-        else f"hidden or not, copying and handing out keep the main thread busy for {duration(facts, others)}"
+        else "even where the copy is hidden, copying and handing out keep the main thread busy "
+        f"for {duration(facts, others)}"
     )
     if rest := intervals.length(loading) - others:
         why += f"; fetching batches, or waiting for them, takes {duration(facts, rest)}"
@@ -560,10 +561,10 @@ def _starting(facts: Evidence, number: int | None, gain: Gain) -> str:
     if more <= gain.ns:
         return ""
     pays = math.ceil(more * facts.steps / gain.ns)
-    known = " as is assumed of this host" if timeline.context.origin == "emulated" else " as it took here"
+    known = "assumed of this host" if timeline.context.origin == "emulated" else "as it took here"
     return (
-        f"; to start so many more takes {words.duration(more)},{known}, which pays from {pays:,} steps an epoch on, "
-        "or with persistent_workers=True"
+        f"; starting that many more takes {words.duration(more)} ({known}): it pays in epochs of {pays:,} steps or "
+        "more, or with persistent_workers=True"
     )
 
 
@@ -1384,7 +1385,7 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     small = max(found, key=lambda finding: finding.expected_gain.ns, default=None)
     if small is not None and small.expected_gain.ns:
         tried = is_worth_it(small.expected_gain, facts.window)
-        why = "but no replay shows that its change gains 3 %" if tried else "not worth a change"
+        why = "but in a replay its change gains less than 3 %" if tried else "not worth a change"
         text += f". The largest gain that is left is {small.kind}, {small.expected_gain}: {why}"
     return Finding("nothing-to-gain", text, "", NO_GAIN)
 
