@@ -2124,3 +2124,36 @@ def test_memory_that_grows_by_blocks_of_other_sizes_may_be_the_shapes_of_the_bat
     assert "another size each time" in told.evidence and "keep the shapes of the batches equal" in told.change
     same = with_blocks([24] * 16, True)["memory-grows"]
     assert "size each time" not in same.evidence and same.change.startswith("# keep no tensors of old steps")
+
+
+def of_ones_own(at_once):
+    """Return a step with an optimizer of two lines, whose operators go through the parameters one by one, or not."""
+    average, square = [], []
+
+    def step(net, x):
+        backward(net, x)
+        weights = [each.detach() for each in net.parameters()]
+        gradients = [each.grad for each in net.parameters()]
+        for kept in (average, square):
+            kept.extend(torch.zeros_like(each) for each in weights[len(kept) :])
+        if at_once:
+            torch._foreach_mul_(average, 0.9)
+            torch._foreach_add_(average, gradients)
+            torch._foreach_mul_(square, 0.9)
+            torch._foreach_addcmul_(square, gradients, gradients)
+            torch._foreach_addcdiv_(weights, average, torch._foreach_add(square, 1.0))
+            return
+        for weight, gradient, a, s in zip(weights, gradients, average, square, strict=True):
+            a.mul_(0.9).add_(gradient)
+            s.mul_(0.9).addcmul_(gradient, gradient)
+            weight.addcdiv_(a, s + 1.0)
+
+    return step
+
+
+def test_what_goes_through_tensors_one_by_one_in_several_lines_of_a_loop_is_one_finding():
+    before, after = (trained(of_ones_own(at_once), DataLoader(rows_of(), 256)) for at_once in (False, True))
+    found = {each.kind: each for each in lv.advise(before)}["one-by-one"]
+    assert "torch._foreach_mul_(" in found.change and "the same for" in found.change and "addcdiv_" in found.change
+    gained = lv.summarize(before).step - lv.summarize(after).step
+    assert found.expected_gain.predicted == pytest.approx(gained, rel=0.15) and gained <= found.expected_gain.per_step

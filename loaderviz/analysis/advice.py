@@ -40,7 +40,7 @@ from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import Summary, check_timeline, device_sets, on_device, on_workers
-from loaderviz.timeline import COPIES, KERNELS, Cause, Kind, Mask, Timeline
+from loaderviz.timeline import COPIES, KERNELS, Cause, Ints, Kind, Mask, Timeline
 from loaderviz.vendors import PAGE_FAULTS, Api
 
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
@@ -1172,6 +1172,15 @@ def other_work_in_loop(facts: Evidence) -> Found:
     ), facts.removal(when, mine)
 
 
+def _alternate(facts: Evidence, mine: Ints, others: Ints) -> bool:
+    """Tell whether most of these operators of another line are between those of one, in a step: it is the same loop."""
+    place = np.searchsorted(mine, others)
+    between = (place > 0) & (place < len(mine))
+    step = np.searchsorted(facts.timeline.start[facts.marks], facts.timeline.start[mine], side="right")
+    same = step[place[between] - 1] == step[place[between]]
+    return bool(2 * np.count_nonzero(same) > len(others))
+
+
 def one_by_one(facts: Evidence) -> Found:
     """Operators that go through a list of tensors one by one, such as an optimizer: torch has calls for all at once."""
     timeline, steps, kernels = facts.timeline, facts.rounds or 0, int(facts.mask(*KERNELS).sum())
@@ -1187,8 +1196,11 @@ def one_by_one(facts: Evidence) -> Found:
         return None
     where_most = int(known[counts.argmax()])
     mine = rows[single & (lines == where_most)]
-    most = Counter(timeline.names[name].removeprefix("aten::") for name in timeline.name[mine].tolist()).most_common(1)
-    change = AT_ONCE.format(name=most[0][0])
+    among = [line for line in known[counts >= SINGLY * steps].tolist() if _alternate(facts, mine, rows[lines == line])]
+    mine = rows[single & np.isin(lines, [where_most, *among])]
+    called = Counter(timeline.names[name].removeprefix("aten::") for name in timeline.name[mine].tolist())
+    first, *others = (name for name, _ in called.most_common())
+    change = AT_ONCE.format(name=first) + (f"\n# the same for {', '.join(others)}" if others else "")
     if where_most == OPTIMIZER:
         steps_of = Counter(timeline.names[name] for name in timeline.name[optimizing].tolist()).most_common(1)[0][0]
         name = steps_of.partition("#")[2].partition(".")[0]
