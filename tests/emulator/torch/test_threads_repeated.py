@@ -11,7 +11,8 @@ from benchmarks import threads
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", threads.programs())
-def test_a_program_of_threads_has_one_timeline(name, capsys):
+def test_a_program_of_threads_has_one_timeline(name, capsys, uncollected):
+    """Garbage of other tests, collected in the middle, would let go of tensors at a moment of its own."""
     assert threads.main([name, "--runs", "3", "--load", "1"]) == 0
     assert "3 runs, 1 timelines" in capsys.readouterr().out
 
