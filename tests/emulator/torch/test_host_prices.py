@@ -421,7 +421,6 @@ LAPTOP, ROUNDED = Host.preset("laptop"), 4  # ns: what bytes take is rounded up,
 SLOW_ONES = {
     "sort": (lambda x: x.sort(), 47),
     "random numbers": (lambda x: torch.rand(1000), 3.6),
-    "an order": (lambda x: torch.randperm(1000), 8.9),
     "classes": (lambda x: torch.unique(x, return_inverse=True), 43),
     "a mask": (lambda x: torch.where(x > 500, x, 0.0), 2.8),
     "rows": (lambda x: x.view(10, 100).topk(5), 5),
