@@ -20,7 +20,7 @@ import torch
 from factory import US
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
 from loaderviz import experiment, intervals
@@ -2070,34 +2070,14 @@ def test_a_tensor_that_is_made_of_a_list_in_each_step_is_named_by_its_line(host)
     assert "(torch.tensor, " in first.evidence
 
 
-class Rows(Dataset):
-    """So many samples of so many numbers of a type; each is made anew."""
-
-    def __init__(self, count, numbers, dtype):
-        self.count, self.row = count, torch.rand(numbers, dtype=torch.float64).to(dtype)
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        return self.row + 1
-
-
-def pinned_by_one_thread(dtype, count=640, numbers=96 * 96):
-    def train():
-        net = torch.nn.Linear(numbers, 8).cuda()
-        for x in DataLoader(Rows(count, numbers, dtype), 32, num_workers=4, pin_memory=True):
-            backward(net, x.cuda(non_blocking=True).float())
-
-    return lv.record(on="a100", host="workstation"), train
-
-
 def test_what_fewer_bytes_may_gain_of_a_full_pin_thread_bounds_what_they_gain():
     timelines = []
     for dtype in (torch.float64, torch.uint8):
-        recording, train = pinned_by_one_thread(dtype)
-        with recording:
-            train()
+        row = torch.zeros(96 * 96, dtype=dtype)
+        with lv.record(on="a100", host="workstation") as recording:
+            net = torch.nn.Linear(len(row), 8).cuda()
+            for x in DataLoader(factory.Samples(lambda _, row=row: row + 1, 640), 32, num_workers=4, pin_memory=True):
+                backward(net, x.cuda(non_blocking=True).float())
         timelines.append(recording.timeline)
     found = {each.kind: each for each in lv.advise(timelines[0])}["waiting-for-data"]
     assert "the pin thread" in found.evidence and "(R45)" in found.evidence and "fewer bytes" in found.change

@@ -1472,10 +1472,12 @@ def _seldom(facts: Evidence, seen: str, waits: Mask, nearly: bool) -> tuple[str,
 
 def _often(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
     """Say who keeps the loop waiting in most steps while the workers have time left: the pin thread, if it works."""
-    pinning = intervals.intersect(facts.covered(facts.timeline.where(Kind.PIN) & ~facts.loop), facts.covered(waits))
-    if 2 * intervals.length(pinning) > facts.length(waits):
-        share = words.share(intervals.length(pinning) / facts.length(waits))
-        told = f"for {share} of its waits the pin thread, of which there is only one, copies the batch (R45)"
+    pinning = facts.covered(facts.timeline.where(Kind.PIN) & ~facts.loop)
+    share = intervals.length(intervals.intersect(pinning, facts.covered(waits))) / facts.length(waits)
+    if share > 0.5:
+        told = (
+            f"for {words.share(share)} of its waits the pin thread, of which there is only one, copies the batch (R45)"
+        )
         return f"{seen}, and still the loop waits in most steps: {told}", FEWER_BYTES
     return f"{seen}, and still the loop waits in most steps: before these waits they do not fetch for a while", ""
 

@@ -329,8 +329,8 @@ class Host(Hardware):
 
     def list_time(self, count: int) -> int:
         """Return the time in ns in which `torch.tensor` reads so many numbers out of lists, one by one."""
-        base, per_number = DATA["transforms"]["torch"]["tensor"]
-        return int((base + per_number * count // 1000) * self.transforms // FULL)
+        price = DATA["lists"]
+        return int((price["call"] + price["number"] * count // 1000) * self.transforms // FULL)
 
     def pin_time(self, nbytes: int) -> int:
         """Return the time in ns in which the main thread copies `nbytes` into pinned memory, with torch's threads."""

@@ -830,6 +830,8 @@ class Meter(TorchDispatchMode):
         setattr(owner, name, value)
 
     def _price_transforms(self) -> None:
+        for listed in ("tensor", "as_tensor", "asarray"):
+            self._replace(torch, listed, self._listing(vars(torch)[listed]))
         for table, price in ((DATA["transforms"], self._priced), (DATA["decoders"], self._decoding)):
             for module, prices in table.items():
                 for path, numbers in prices.items() if module in sys.modules else ():
@@ -846,7 +848,7 @@ class Meter(TorchDispatchMode):
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or self._declared or (touched is numbers and not _has_list(args, kwargs)):
+            if self._inside or self._declared:
                 return function(*args, **kwargs)
             with self.not_counted():
                 result = function(*args, **kwargs)
@@ -880,6 +882,24 @@ class Meter(TorchDispatchMode):
 
         return call
 
+    def _listing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that costs what it reads out of lists; what torch itself makes of some is collating."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given, caller = next(iter((*args, *kwargs.values())), None), str(sys._getframe(1).f_globals.get("__name__"))
+            free = not isinstance(given, (list, tuple)) or caller.startswith("torch.")
+            if free or self._inside or self._declared:
+                return function(*args, **kwargs)
+            with self.not_counted():
+                result = function(*args, **kwargs)
+                took = self.host.list_time(result.numel())
+                self.work += took
+                self.note(Cause.TRANSFORM, took)
+            return result
+
+        return call
+
     def _charge(self, time: int, does: Cause) -> None:
         self.work += time * self.host.transforms // FULL
         self.note(does, time * self.host.transforms // FULL)
@@ -893,17 +913,6 @@ FILTERS = SAMPLING["taps"]
 def largest(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     """Return the bytes of the largest of what a function gets first, or second as a method, and of what it gives."""
     return max(map(_size, (*args[:2], *kwargs.values(), result)))
-
-
-def numbers(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """Return how many numbers of Python a tensor is made of."""
-    return int(result.numel())
-
-
-def _has_list(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether a function of torch reads lists; what torch itself makes of some in a fetch is collating."""
-    caller = str(sys._getframe(2).f_globals.get("__name__"))
-    return isinstance(next(iter((*args, *kwargs.values())), None), (list, tuple)) and not caller.startswith("torch.")
 
 
 def converted(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
@@ -977,8 +986,6 @@ TOUCHED: dict[str, Touched] = {
     "PIL.Image.Image.transform": turned,
     "cv2.cvtColor": recolored,
     "cv2.resize": shrunk,
-    "torch.tensor": numbers,
-    "torch.as_tensor": numbers,
 }
 FILES = (str, os.PathLike, bytes, bytearray, memoryview)  # of which a decoder reads
 

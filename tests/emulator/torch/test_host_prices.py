@@ -390,6 +390,7 @@ LISTS = {
     "tensor": lambda: torch.tensor([[0.5] * 100] * 3),
     "as_tensor": lambda: torch.as_tensor(tuple(range(300))),
     "keyword": lambda: torch.tensor(data=[True] * 300),
+    "asarray": lambda: torch.asarray([1.0] * 300),
 }
 NO_LISTS = {
     "numbers": lambda: torch.tensor(0.5),
