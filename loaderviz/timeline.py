@@ -161,9 +161,10 @@ class Context:
     `sent` is the share (0..1) of what workers' fetches compute that it takes to send the batches to another process.
     `shared_memory` [bytes] is what that machine has for batches on their way from workers (None: not known).
     `usage`: what a batch took, on average, beside its fetch: "others", ns of the processor in other threads of its
-    worker, "lacked", ns in which its fetch found no core, and bytes read from the "disk" itself and brought back from
-    "swap". In all: bytes of "memory" of its own by which a worker grew, but for the largest jump, and "loop lacked",
-    ns in which the thread of the loop found no core. Only what is more than 0.
+    worker, "lacked", ns in which its fetch found no core, bytes read from the "disk" itself and brought back from
+    "swap"; of an emulated one "locked", ns in which its fetch had a lock that processes share, and "queued", in which
+    it waited for one. In all: bytes of "memory" of its own by which a worker grew, but for the largest jump, and
+    "loop lacked", ns in which the thread of the loop found no core. Only what is more than 0.
     """
 
     device: str = "unknown device"

@@ -21,6 +21,7 @@ from loaderviz.analysis.evidence import (
     FINITE,
     MASKS,
     READING,
+    SPARE,
     Evidence,
     Floor,
     Removal,
@@ -1432,13 +1433,8 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
     if _pin_thread_is_full(facts):
         seen += f", the pin thread pins for {words.share(facts.busy(pin))} of it, and there is only one (R45)"
         return seen, FEWER_BYTES, None
-    place, queued = facts.fetch_lines(Cause.THREAD)
-    if queued > QUEUED and busy > NEARLY:
-        return (
-            f"{seen}, and for {words.share(queued)} of it they wait for each other{place and f' in {place}'}",
-            AT_LOCK,
-            None,
-        )
+    if busy > NEARLY and (waits_at := _at_lock(facts)):
+        return f"{seen}, and {waits_at}", AT_LOCK, None
     if busy < SATURATED and (told := _seldom(facts, seen, waits, busy > NEARLY)):
         return *told, None
     if not facts.more_workers:
@@ -1449,6 +1445,17 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
         return f"{seen}{full or turns}", change, None
     number = max(facts.workers_for(gain) or 0, len(workers) + 1)
     return seen, f"loader = DataLoader(..., num_workers={number}{_pin(facts)})", number
+
+
+def _at_lock(facts: Evidence) -> str:
+    """Say that workers wait for a lock which one of them has at a time, or soon would; "" if they do not."""
+    place, seen = facts.fetch_lines(Cause.THREAD)
+    if seen > QUEUED:
+        share = facts.queued / (facts.fetch.computes + facts.fetch.waits)
+        return f"for {words.share(share)} of it they wait for each other{place and f' in {place}'}"
+    if 0 < facts.most_with_lock <= SPARE * len(facts.lanes_of("worker")):
+        return f"each batch needs a lock for {words.duration(facts.locked)}, which one worker has at a time"
+    return ""
 
 
 def _seldom(facts: Evidence, seen: str, waits: Mask, nearly: bool) -> tuple[str, str] | None:

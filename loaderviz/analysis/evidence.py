@@ -844,11 +844,28 @@ class Evidence:
         return np.bincount(self.timeline.cause[mine], (self.timeline.end - self.timeline.start)[mine], len(Cause))
 
     @property
+    def locked(self) -> int:
+        """For how many ns a fetch has a lock that the workers share (0: not known)."""
+        return self.timeline.context.usage.get("locked", 0)
+
+    @property
+    def queued(self) -> float:
+        """For how many ns a fetch waits for a lock: of a real one what was seen, but one of the workers has it then."""
+        if self.locked:
+            return self.timeline.context.usage.get("queued", 0)
+        number = max(1, len(self.lanes_of("worker")))
+        return min(self.fetch_lines(Cause.THREAD)[1], 1 - 1 / number) * (self.fetch.computes + self.fetch.waits)
+
+    @property
+    def most_with_lock(self) -> int:
+        """With so many workers one of them has the lock all the time (0: there is none)."""
+        own = self.fetch.computes + self.fetch.waits * self.unlocked
+        return ceil(own / self.locked) if self.locked else 0
+
+    @property
     def unlocked(self) -> float:
-        """What is left (0..1) of the waits of fetches without those for a lock, which one of the workers has then."""
-        fetch, number = self.fetch, max(1, len(self.lanes_of("worker")))
-        queued = min(self.fetch_lines(Cause.THREAD)[1], 1 - 1 / number) * (fetch.computes + fetch.waits)
-        return max(0.0, 1 - queued / fetch.waits) if fetch.waits else 1.0
+        """What is left (0..1) of the waits of fetches without those for a lock."""
+        return max(0.0, 1 - self.queued / self.fetch.waits) if self.fetch.waits else 1.0
 
     def fetch_lines(self, cause: Cause) -> tuple[str, float]:
         """In which lines fetches do this ("file:line and file:line"), and for which share of their time."""
@@ -992,7 +1009,8 @@ class Evidence:
         cores = self.cores or max(TYPICAL_CORES, len(self.lanes_of("worker")))
         both = self.fetch.computes + self.fetch.waits
         share = self.fetch.computes / both if both else 1.0
-        return min(MOST_WORKERS, round(cores / max(share, cores / MOST_WORKERS)), max(1, self.room[0]))
+        most = min(MOST_WORKERS, round(cores / max(share, cores / MOST_WORKERS)), max(1, self.room[0]))
+        return min(most, self.most_with_lock or most)
 
     @cached_property
     def room(self) -> tuple[int, int]:
@@ -1022,7 +1040,8 @@ class Evidence:
         cores = self.cores or max(TYPICAL_CORES, len(self.lanes_of("worker")))
         if not (self.fetch.shortest and self.steps and self.more_workers):
             return Floor(0, "")
-        return Floor(int(self.fetch.shortest * self.steps) // cores, f"fetching on {words.count(cores, 'core')}")
+        fetching = Floor(int(self.fetch.shortest * self.steps) // cores, f"fetching on {words.count(cores, 'core')}")
+        return max(fetching, Floor(int(self.locked * self.steps), "what has the lock"), key=lambda floor: floor.ns)
 
 
 def _working(timeline: Timeline, device: int) -> tuple[int, int] | None:

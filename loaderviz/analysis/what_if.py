@@ -200,11 +200,20 @@ class LoopModel:
             batch, length = int(timeline.batch[index]), int(timeline.end[index] - timeline.start[index])
             (took, waited), waits = times.get(batch, (0, 0)), min(length, int(timeline.waited[index]))
             computes, left = max(0, length - waits - int(gone[index])), self._removal.fetch
-            times[batch] = took + round(left * computes), waited + round(left * self._removal.waits * waits)
+            times[batch] = took + round(left * computes), waited + round(left * self._unlocked * waits)
         if self._removal.even and times:
             took, waited = (round(float(mean)) for mean in np.mean(list(times.values()), axis=0))
             times = dict.fromkeys(times, (took, waited))
         return times
+
+    @property
+    def locked(self) -> int:
+        """For how many ns a fetch has a lock that the workers share; it waits for others once more in the replay."""
+        return self.timeline.context.usage.get("locked", 0) if self._removal.waits == 1 else 0
+
+    @property
+    def _unlocked(self) -> float:
+        return self.facts.unlocked if self.locked else self._removal.waits
 
     @cached_property
     def draw_time(self) -> int:
@@ -691,7 +700,8 @@ class _LoopWork:
         made = max(0, step.fetch - max(sent, round(step.fetch * self.unsent)))
         fetch = round(made * self.scale * self.slower * self.share)
         waits = round(step.waits * self.scale)
-        return Batch(tensors, round(step.samples * self.scale), fetch, self.loop.draw_time, waits)
+        locked = round(self.loop.locked * self.scale)
+        return Batch(tensors, round(step.samples * self.scale), fetch, self.loop.draw_time, waits, locked)
 
     def source(self, does: str) -> str:
         return ""

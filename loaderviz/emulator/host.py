@@ -36,6 +36,7 @@ from loaderviz.timeline import Cause, Kind
 if TYPE_CHECKING:
     from loaderviz.emulator.runtime import Runtime
 
+IN_A_QUEUE = 0.3  # of a fetch: if it waits so long for a lock that others have, that is what it does
 PREFETCH_FACTOR = 2  # batches that each worker prepares ahead, as DataLoader's default
 
 
@@ -212,6 +213,7 @@ class OwnTime:
 # does, as CUDA's synchronise spins.
 
 Reads = Iterable[tuple[Hashable, int, int]]  # files, each with its bytes and how many of them are read
+Locks = Iterable[tuple[Hashable, int, str]]  # that processes share: for how many ns a fetch has each, and its line
 
 
 class Shared:
@@ -224,6 +226,9 @@ class Shared:
         self._disk = 0  # when it is free
         self._cached = Counter[Hashable]()  # bytes of files that were read before: they are in the page cache
         self._lock: Shared | None = None  # the interpreter's: one core for all that needs it
+        self._locks = dict[Hashable, Shared]()  # those that processes share: one core for all who have one
+        self._queues = Counter[str]()  # ns in which fetches have a lock, and in which they wait for it
+        self._fetches = 0
         self.loaders: WeakSet[LoaderSchedule] = WeakSet()  # those at work; who lets go of an iterator ends it
 
     def main_rests(self, start: int, end: int) -> None:
@@ -273,9 +278,28 @@ class Shared:
         self._main = max(self.compute(start, work, start)[1], self._main)
         return self._main
 
+    def _one_at_a_time(self) -> Shared:
+        return Shared(replace(self._host, cores=1, siblings=1, contention=0))
+
     def share_lock(self) -> None:
         """From now on workers are threads of the main one's process, and one at a time has the interpreter's lock."""
-        self._lock = Shared(replace(self._host, cores=1, siblings=1, contention=0))
+        self._lock = self._one_at_a_time()
+
+    def queued(self, start: int, locks: Locks) -> tuple[int, str]:
+        """Return how long a fetch that begins at `start` waits for locks that others have, and the line of the last."""
+        late, line = 0, ""
+        for name, held, where in locks:
+            ready = self._locks.setdefault(name, self._one_at_a_time()).compute(start, held, 0)[1]
+            if ready > start + held:
+                late, line = late + ready - start - held, where
+            self._queues["locked"] += held
+        self._queues["queued"] += late
+        self._fetches += 1
+        return late, line
+
+    def usage(self) -> dict[str, int]:
+        """Return for how many ns a fetch has a lock, and waits for one, on average: `Context.usage`."""
+        return {what: ns // self._fetches for what, ns in self._queues.items() if ns >= self._fetches}
 
     def python(self, start: int, work: int) -> int:
         """Return when a thread that is ready at `start` has done so much Python, after all that came before."""
@@ -341,6 +365,10 @@ class LoaderSchedule:
         """Return when a worker has done what it was last asked for."""
         return self._free[worker]
 
+    def queue(self, worker: int, order: int, locks: Locks) -> tuple[int, str]:
+        """Let a worker take the locks that it needs for an order; return how long it waits for others, and where."""
+        return self.runtime.shared.queued(max(self.ordered[order], self._free[worker]), locks)
+
     def fetch(
         self,
         batch: int,
@@ -354,23 +382,28 @@ class LoaderSchedule:
         order: int | None = None,
         does: int = int(Cause.NONE),
         python: int = 0,
+        queued: tuple[int, str] = (0, ""),
     ) -> int:
         """A worker fetches a batch of `nbytes` bytes and sends it; return when it is there.
 
         It takes a core for `took` ns, and none for `slept` ns and while it reads `files` or `waited`, as was measured:
         for the disk, too, so the longer of both counts. The span begins with that, not with the wait for a core.
         `order` is the number of the order for it, if they come back in another one. `does` is a `Cause`: what it does
-        for the longest, at the line `source`. Of a thread `python` ns need the interpreter's lock, and come first.
+        for the longest, at the line `source`. Of a thread `python` ns need the interpreter's lock, and come first. For
+        locks that other workers have it is `queued` for so many ns at a line, at first, for all samples at once.
         """
         ordered = self.ordered[batch - self.first if order is None else order]
         start, shared = max(ordered, self._free[worker]), self.runtime.shared
-        begun = max(shared.read(start, files), start + waited) + slept
+        late, line = queued
+        begun = max(shared.read(start, files), start + waited) + slept + late
         first, ready = shared.fetched(begun, took, python, self.runtime.now)
         self._free[worker], self._fetched, self._took = ready, self._fetched + 1, ready - start
         start = start if begun > start else first
         lane = self.runtime.builder.lane(*loading_lane(worker, self.number))
         name = f"fetch batch {batch}"
         rested, add = max(0, begun - start), self.runtime.builder.span
+        if late > IN_A_QUEUE * (ready - start):
+            does, source = int(Cause.THREAD), line
         add(start, ready, lane, Kind.FETCH, name, batch, nbytes, cause=does, source=source, waited=rested)
         return ready
 

@@ -82,7 +82,8 @@ PRESETS: dict[str, dict[str, Any]] = {  # the four loaders, as changes of a conf
 class Batch(NamedTuple):
     """What is loaded: bytes of each tensor, samples (0: not known), ns of preparing it and of drawing its indices.
 
-    A worker prepares it, or the main thread, which also draws the indices. `waits` ns more need no core.
+    A worker prepares it, or the main thread, which also draws the indices. `waits` ns more need no core. For `locked`
+    ns of all that it has a lock, which one worker has at a time.
     """
 
     tensors: Sequence[int]
@@ -90,6 +91,7 @@ class Batch(NamedTuple):
     fetch_time: int
     draw_time: int = 0
     waits: int = 0
+    locked: int = 0
 
     @property
     def parcel(self) -> Parcel:
@@ -186,9 +188,11 @@ class DataLoader:
 
         worker, parcel, host = number % self.config.workers, batch.parcel, self.runtime.host
         sending, receiving = (0, 0) if self.config.threads else (host.sending(parcel), host.receiving(parcel))
+        locks = [("", batch.locked, "")] if batch.locked else ()
+        queued = self.schedule.queue(worker, number - self.schedule.first, locks)
         ready = self.schedule.fetch(
             number, worker, batch.fetch_time + sending, parcel.shared, self.work.source("fetch"), batch.waits,
-            python=batch.fetch_time * self.config.python // 1000,
+            python=batch.fetch_time * self.config.python // 1000, queued=queued,
         )  # fmt: skip
         if self.config.pin:
             ready = self.schedule.pin(number, ready, parcel.shared, locking, receiving)

@@ -9,7 +9,7 @@ in `Host.fetch_per_byte`; all else (PIL, numpy, Python) costs what `loaderviz.co
 hardware.toml says. Where it is `measured` (host="auto"), the whole fetch costs the processor time that it takes, and
 what is declared in it. What is read of a file that `open` opened in a fetch costs the disk, until as much as the file
 has was read; then it is in the page cache. Not modelled: pages of a mapped file and files that C libraries open
-(declare what they take), locks such as HDF5's, and the longer start of spawned workers.
+(declare what they take), locks in C such as HDF5's, and the longer start of spawned workers.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ from loaderviz import words
 from loaderviz.batches import NOT_HANDED_OUT, given_twice, nbytes, sample_count, tensors
 from loaderviz.emulator import host as declarations
 from loaderviz.emulator.hardware import DATA, FULL, SECOND, Host, Parcel
-from loaderviz.emulator.host import LoaderSchedule, Reads, Waited, processor_time, waiting_time
+from loaderviz.emulator.host import LoaderSchedule, Locks, Reads, Waited, processor_time, waiting_time
 from loaderviz.emulator.kept import kept_workers
 from loaderviz.emulator.torch import internals
+from loaderviz.emulator.torch.locks import JITTER, Holdings
 from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import REAL_TIME, Guard, Patches, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
@@ -71,7 +72,8 @@ class Fetched:
     `batched` tells that the data set gave the whole batch at once; `files` are those it read.
     Where it is measured, `spun` is at most what its threads took to wait for each other, `sent` what the worker's
     other threads took since the batch before, which is to send batches, and `received` what taking it took. `here` is
-    what all of the fetch, with the emulator's part, took of this machine's processor.
+    what all of the fetch, with the emulator's part, took of this machine's processor. `locks` of multiprocessing, and
+    of files, are what the fetch had for so long; of `waited` it was `queued` for them.
     """
 
     data: Any
@@ -87,6 +89,8 @@ class Fetched:
     received: int = 0
     here: int = 0
     place: Place | None = None
+    locks: Locks = ()
+    queued: int = 0
 
     @classmethod
     def by(cls, fetcher: Any, indices: Any, data: Any, meter: Meter) -> Fetched:
@@ -99,7 +103,11 @@ class Fetched:
         given = len(indices) if fetcher.auto_collation else int(indices != ())  # nothing is, where the fetch has failed
         work = meter.work + meter.taking(min(1, given) if batched else given)
         counted = meter.slept, work, unpriced, *meter.waited
-        return cls(data, samples, *counted, batched, meter.files, here=meter.here, place=meter.place)
+        locks, queued = meter.locks.held(), min(meter.waited.time, meter.locks.waited)
+        return cls(
+            data, samples, *counted, batched, meter.files,
+            here=meter.here, place=meter.place, locks=locks, queued=queued,
+        )  # fmt: skip
 
     def pin_memory(self) -> Fetched:
         """Called by the pin thread."""
@@ -157,6 +165,7 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
             return fetcher
         if measured or not is_priced(fetcher.dataset):
             meter.calibrate()
+        meter.locks.watch()
         fetcher.collate_fn = timed(fetcher.collate_fn, meter.sampler)
         fetch = fetcher.fetch
 
@@ -213,6 +222,8 @@ class Schedule(LoaderSchedule):
         session.deferred.let_go()
         session.give_back()
         size, host = nbytes(fetched.data), runtime.host
+        queued = self.queue(worker, order, fetched.locks)
+        fetched.waited -= min(queued[0], fetched.queued)  # on this machine, too, it waited for the other workers
         took, receiving = session.fetched(fetched, size), fetched.received
         sent = host.fetch_base + fetched.sent  # the queue
         if not session.measured:
@@ -227,7 +238,10 @@ class Schedule(LoaderSchedule):
         session.sent, session.fetched_by_workers = session.sent + sent, session.fetched_by_workers + took + sent
         waited = fetched.waited if session.measured else 0
         does, line = fetched.place or (Cause.NONE, "")
-        ready = self.fetch(batch, worker, took + sent, size, line, fetched.slept, waited, fetched.files, order, does)
+        ready = self.fetch(
+            batch, worker, took + sent, size, line, fetched.slept, waited, fetched.files, order, does,
+            queued=queued,
+        )  # fmt: skip
         pins = self.pins and not (size and self._is_left(fetched.data))
         mark(session, fetched.data, batch, new=not pins)
         if pins:
@@ -334,6 +348,7 @@ class Iterators:
         """Let the main thread have fetched a batch of `size` bytes since `start`; both are -1 if there is none."""
         session, runtime = self.session, self.session.runtime
         waited = fetched.waited if session.measured else 0
+        runtime.shared.queued(runtime.now, fetched.locks)  # of the workers there might be
         read = max(runtime.shared.read(runtime.now, fetched.files), runtime.now + waited) + fetched.slept
         runtime.shared.main_rests(runtime.now, read)
         rested = read - runtime.now + runtime.rested - rested
@@ -517,8 +532,6 @@ def mark(session: Session, data: Any, batch: int, *, new: bool = False) -> None:
 
 # What a data set's own work costs
 
-JITTER = 500_000  # ns: a shorter wait is one for the interpreter's lock, or the system's own
-
 
 # Their bytes are in `Host.fetch_per_byte`: to take samples and to stack them
 TAKING = frozenset(["index", "index_select", "clone", "copy_", "select_copy"])
@@ -598,6 +611,9 @@ class Meter(TorchDispatchMode):
         self._known: dict[Any, Operator] = {}
         self._read, self.taken = Counter[File](), set[File]()  # bytes of files; those whose number somebody took
         self.files: Reads = ()
+        self.thread = 0  # the one that fetches, while it does
+        self.beside = 0  # ns of sleeps of the main thread, which its own clock has
+        self.locks = Holdings(self)
         self._mapped = self._mapping(mmap.mmap)
         self._undo = contextlib.ExitStack()
         self.sampler: Sampler | None = None  # of the lines, where they are measured
@@ -618,6 +634,7 @@ class Meter(TorchDispatchMode):
             if module in sys.modules:
                 self._replace(sys.modules[module], name, self._noting(vars(sys.modules[module])[name]))
         self._replace(mmap, "mmap", self._mapped)
+        self.locks.begin(self._replace)
         self._read.clear()
         self.taken.clear()
         self._places.clear()
@@ -625,8 +642,8 @@ class Meter(TorchDispatchMode):
             self.sampler.begin()
         self.work = self.slept = self.calls = self._left_out = 0  # _left_out: of real time that is priced, or ours
         self._taken = self._stacked = 0
-        self._thread, self._began = threading.get_ident(), waiting_time.wall()
-        self._waits_from, self._waits_declared = waiting_time.read(), 0
+        self.thread, self._began = threading.get_ident(), waiting_time.wall()
+        self._waits_from, self.waits_declared = waiting_time.read(), 0
         self._start = processor_time()
         return self
 
@@ -634,7 +651,7 @@ class Meter(TorchDispatchMode):
         self.here = processor_time() - self._start
         rest = self._rests.due(self.here - self._left_out - self.calls * self.overhead)
         waited, spun = waiting_time.since(self._waits_from)
-        waited = self._waits.due(max(-tick(), waited - self._waits_declared))  # less of it is threads' work at once
+        waited = self._waits.due(max(-tick(), waited - self.waits_declared))  # less of it is threads' work at once
         self.waited = Waited(waited if waited > JITTER else 0, min(rest, spun))
         self._read |= Counter({file: file.size for file in self.taken})
         self.files = tuple((file.key, file.size, count) for file, count in self._read.items())
@@ -643,6 +660,7 @@ class Meter(TorchDispatchMode):
                 super().__exit__(*error)  # type: ignore[no-untyped-call]
                 self.work += sum(self.host.work_time(2 * count) for count in self._read.values())
         finally:
+            self.thread = 0
             self.work, self.unpriced = (self.work + rest, 0) if self.measured else (self.work, rest)
             self._undo.close()
             place = self.sampler.most() if self.sampler is not None else None
@@ -725,6 +743,17 @@ class Meter(TorchDispatchMode):
         """What was done since then is the emulator's."""
         self._left_out += processor_time() - start
 
+    def charged_elsewhere(self, start: int, began: int) -> None:
+        """Leave out what was done since the processor's clock said `start`, and waited for since the wall's `began`."""
+        took = processor_time() - start
+        self._left_out += took
+        self.waits_declared += waiting_time.wall() - began - took
+
+    def passed(self) -> int:
+        """Return for how many ns what has costs in this fetch was done until now, but for what is waited for."""
+        measured = processor_time() - self._start - self._left_out if self.measured else 0
+        return self.beside + self.slept + self.work + measured
+
     @contextlib.contextmanager
     def not_counted(self) -> Iterator[None]:
         """Leave out the real time of a block, and what is called in it: it is priced as a whole, or elsewhere."""
@@ -746,14 +775,13 @@ class Meter(TorchDispatchMode):
             self._declared -= 1
             self.work += work
             self.slept += waits
-            took = processor_time() - start
-            self._left_out = before + took
-            self._waits_declared += waiting_time.wall() - began - took
+            self._left_out = before
+            self.charged_elsewhere(start, began)
 
     def count_sleep(self, real: Callable[[float], None], seconds: float, /) -> None:
         """`time.sleep`, in a worker; other threads, and those who wait for something real, really sleep."""
         caller = str(sys._getframe(1).f_globals.get("__name__") or "")
-        if threading.get_ident() != self._thread or caller.startswith(REAL_TIME):
+        if threading.get_ident() != self.thread or caller.startswith(REAL_TIME):
             real(seconds)
         else:
             self.slept += round(seconds * SECOND)

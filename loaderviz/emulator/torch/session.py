@@ -224,6 +224,7 @@ class Session(HostThread, TensorMemory):
         with self.scheduler.without_gil():  # what comes next comes after what others do meanwhile
             self.runtime.sleep(time)
         if self.fetching:
+            self.meter.beside += time
             self.meter.note(Cause.INPUT, time)
 
     def new_iterator(self, iterator: Any) -> int:
@@ -606,6 +607,7 @@ class Session(HostThread, TensorMemory):
             looks=tuple(self.sampler.seen) if self.sampler is not None else (),
             sent=self.sent / max(1, self.fetched_by_workers),
             shared_memory=shared_memory() if self.measured else None,
+            usage=runtime.shared.usage(),
         )
         timeline = runtime.timeline(context)
         if all(lane.group == "host" for lane in timeline.lanes) and (line := _asks_for_gpu(timeline.sources)):

@@ -168,7 +168,7 @@ def timed(way):
     return sample
 
 
-IN_WORKERS = [by_event, by_poll, by_socket, by_pipe, by_process]
+IN_WORKERS = [by_event, by_poll, by_socket, by_pipe, by_process, by_lock]
 
 
 @pytest.mark.parametrize(

@@ -413,9 +413,13 @@ def test_what_the_emulator_does_in_a_fetch_is_not_called_unpriced(monkeypatch, w
                 pass
         return recording.unpriced["data set"]
 
-    counted = min(unpriced() for _ in range(3))
-    monkeypatch.setattr(dataloader.Meter, "calibrate", lambda self: None)
-    assert counted < 0.7 * min(unpriced() for _ in range(3))
+    counted, all_of_it = [], []
+    while len(counted) < 12 and (len(counted) < 2 or min(counted) > 0.5 * min(all_of_it)):
+        counted.append(unpriced())
+        with monkeypatch.context() as uncalibrated:
+            uncalibrated.setattr(dataloader.Meter, "calibrate", lambda self: None)
+            all_of_it.append(unpriced())
+    assert min(counted) < 0.7 * min(all_of_it)
 
 
 SLOW = replace(HOST, crowding=1_000)
