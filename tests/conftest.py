@@ -54,6 +54,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow")
             for warning in apart:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore::{warning}"))
+        if item.get_closest_marker("browser") or item.get_closest_marker("this_clock"):
+            item.add_marker(pytest.mark.flaky(reruns=2))
         if hasattr(item, "callspec") and not item.get_closest_marker("gpu"):
             cases[item.parent.nodeid, item.originalname].append(item)
     for same in cases.values():

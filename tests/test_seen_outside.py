@@ -27,7 +27,7 @@ ON = {"cpu": {"on": "cpu"}, "auto": {"on": "a100", "host": "auto"}}
 PACKED = zlib.compress(np.random.RandomState(0).randint(0, 8, 300_000, dtype=np.uint8).tobytes(), 1)
 ROW = np.random.RandomState(0).rand(200_000)
 LINES = Path(__file__).read_text(encoding="utf-8").split("\n")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.this_clock]
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
 

@@ -54,7 +54,7 @@ def files(run):
     return [(path.name, path.read_bytes()) for path in sorted(run.iterdir())]
 
 
-pytestmark = pytest.mark.usefixtures("no_leftovers")
+pytestmark = [pytest.mark.usefixtures("no_leftovers"), pytest.mark.this_clock]
 
 
 def late_of(table):

@@ -38,6 +38,7 @@ from loaderviz.errors import LoadervizError
 from loaderviz.timeline import Kind
 
 pytestmark = [
+    pytest.mark.this_clock,
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
     pytest.mark.skipif(sys.platform != "linux", reason="pipes, locks and affinity of Linux"),

@@ -166,6 +166,7 @@ def test_advice_names_the_lock_and_offers_no_more_workers():
 
 
 @needs_fork
+@pytest.mark.this_clock
 def test_on_this_machines_clock_nobody_waits_twice():
     """Workers of this machine really wait for each other: that is no wait of the emulated ones."""
 

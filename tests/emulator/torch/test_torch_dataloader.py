@@ -403,6 +403,7 @@ class Additions(Squares):
 
 
 @pytest.mark.slow
+@pytest.mark.this_clock
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.inherits("the replaced Meter.calibrate"))])
 def test_what_the_emulator_does_in_a_fetch_is_not_called_unpriced(monkeypatch, workers):
     """Its own part is most of what such calls take in a recording; this machine is busier at some times than others."""
