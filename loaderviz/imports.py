@@ -142,14 +142,20 @@ def cured_imports() -> Iterator[None]:
     with cured_imports():
         runpy.run_path("train.py")
     """
-    finder, spawn = Finder("torchvision", _execute_cured), multiprocessing.spawn
-    line = f"from {__name__} import cure_imports; cure_imports()"
+    finder = Finder("torchvision", _execute_cured)
     sys.meta_path.insert(0, finder)
     try:
-        with held(spawn, "get_preparation_data", preparing(line, spawn.get_preparation_data)):
+        with _cured_processes():
             yield
     finally:
         sys.meta_path.remove(finder)
+
+
+@contextlib.contextmanager
+def _cured_processes() -> Iterator[None]:
+    spawn, line = multiprocessing.spawn, f"from {__name__} import cure_imports; cure_imports()"
+    with held(spawn, "get_preparation_data", preparing(line, spawn.get_preparation_data)):
+        yield
 
 
 def cure_imports() -> None:
@@ -239,7 +245,7 @@ class _ToWorker(reduction.ForkingPickler):
 
 @contextlib.contextmanager
 def starting(workers: int, module: str) -> Iterator[None]:
-    """Let a DataLoader's workers start, which all import a module of ours.
+    """Let a DataLoader's workers start, which all import a module of ours, and torchvision as this process did.
 
     Raise `WorkersError` where the system refuses what a DataLoader's workers need: processes, threads, semaphores.
 
@@ -259,7 +265,7 @@ def starting(workers: int, module: str) -> Iterator[None]:
     imports_main = {"init_main_from_name", "init_main_from_path"} & told.keys()
     pickler = reduction.ForkingPickler if imports_main else _ToWorker
     try:
-        with held(reduction, "ForkingPickler", pickler), signals_held():
+        with held(reduction, "ForkingPickler", pickler), signals_held(), _cured_processes():
             yield
     except WorkersError:
         raise

@@ -157,14 +157,15 @@ class Context:
     `messages`: what collectives were asked to move, of those that tell.
     `faults`: what was seen to be wrong while it was recorded, by the kind of its finding, with the line after a blank
     where it is known; "float64" is for wide-dtype, too, "loader-in-thread" says that another thread than the loop's
-    takes batches.
+    takes batches, "shared-lock" where fetches take a lock that processes share.
     `sent` is the share (0..1) of what workers' fetches compute that it takes to send the batches to another process.
     `shared_memory` [bytes] is what that machine has for batches on their way from workers (None: not known).
     `usage`: what a batch took, on average, beside its fetch: "others", ns of the processor in other threads of its
     worker, "lacked", ns in which its fetch found no core, bytes read from the "disk" itself and brought back from
-    "swap"; of an emulated one "locked", ns in which its fetch had a lock that processes share, and "queued", in which
-    it waited for one. In all: bytes of "memory" of its own by which a worker grew, but for the largest jump, and
-    "loop lacked", ns in which the thread of the loop found no core. Only what is more than 0.
+    "swap"; of an emulated one "locked", ns in which its fetch had the lock that is taken for longest, if there is one,
+    and "unlocked waits", in which it waited for all but locks. In all: bytes of "memory" of its own by which a worker
+    grew, but for the largest jump, and "loop lacked", ns in which the thread of the loop found no core. Only what is
+    more than 0.
     """
 
     device: str = "unknown device"

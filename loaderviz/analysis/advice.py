@@ -21,7 +21,6 @@ from loaderviz.analysis.evidence import (
     FINITE,
     MASKS,
     READING,
-    SPARE,
     Evidence,
     Floor,
     Removal,
@@ -1448,13 +1447,15 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
 
 
 def _at_lock(facts: Evidence) -> str:
-    """Say that workers wait for a lock which one of them has at a time, or soon would; "" if they do not."""
+    """Say that workers wait for a lock which one of them has at a time, or that it is always taken; "" if not."""
     place, seen = facts.fetch_lines(Cause.THREAD)
+    place = place or facts.fault("shared-lock") or ""
+    at = place and f" in {place}"
     if seen > QUEUED:
         share = facts.queued / (facts.fetch.computes + facts.fetch.waits)
-        return f"for {words.share(share)} of it they wait for each other{place and f' in {place}'}"
-    if 0 < facts.most_with_lock <= SPARE * len(facts.lanes_of("worker")):
-        return f"each batch needs a lock for {words.duration(facts.locked)}, which one worker has at a time"
+        return f"for {words.share(share)} of it they wait for each other{at}"
+    if facts.lock_is_taken > SATURATED:
+        return f"each batch needs a lock for {words.duration(facts.locked)}{at}, which one fetch has at a time"
     return ""
 
 

@@ -852,7 +852,7 @@ class Evidence:
     def queued(self) -> float:
         """For how many ns a fetch waits for a lock: of a real one what was seen, but one of the workers has it then."""
         if self.locked:
-            return self.timeline.context.usage.get("queued", 0)
+            return max(0.0, self.fetch.waits - self.timeline.context.usage.get("unlocked waits", 0))
         number = max(1, len(self.lanes_of("worker")))
         return min(self.fetch_lines(Cause.THREAD)[1], 1 - 1 / number) * (self.fetch.computes + self.fetch.waits)
 
@@ -861,6 +861,11 @@ class Evidence:
         """With so many workers one of them has the lock all the time (0: there is none)."""
         own = self.fetch.computes + self.fetch.waits * self.unlocked
         return ceil(own / self.locked) if self.locked else 0
+
+    @property
+    def lock_is_taken(self) -> float:
+        """The share (0..1) of the time in which a fetch has that lock."""
+        return min(1.0, self.locked * int(self.fetches.sum()) / self.window) if self.window else 0.0
 
     @property
     def unlocked(self) -> float:

@@ -18,7 +18,7 @@ import sys
 import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from io import FileIO
@@ -213,7 +213,7 @@ class OwnTime:
 # does, as CUDA's synchronise spins.
 
 Reads = Iterable[tuple[Hashable, int, int]]  # files, each with its bytes and how many of them are read
-Locks = Iterable[tuple[Hashable, int, str]]  # that processes share: for how many ns a fetch has each, and its line
+Locks = Sequence[tuple[Hashable, int, int, str]]  # how many may have one, for how many ns a fetch has it, its line
 
 
 class Shared:
@@ -227,8 +227,8 @@ class Shared:
         self._cached = Counter[Hashable]()  # bytes of files that were read before: they are in the page cache
         self._lock: Shared | None = None  # the interpreter's: one core for all that needs it
         self._locks = dict[Hashable, Shared]()  # those that processes share: one core for all who have one
-        self._queues = Counter[str]()  # ns in which fetches have a lock, and in which they wait for it
-        self._fetches = 0
+        self._held = Counter[Hashable]()  # ns in which fetches have each
+        self._fetches = self._waits = 0  # those, and ns in which they wait for all but locks
         self.loaders: WeakSet[LoaderSchedule] = WeakSet()  # those at work; who lets go of an iterator ends it
 
     def main_rests(self, start: int, end: int) -> None:
@@ -278,28 +278,34 @@ class Shared:
         self._main = max(self.compute(start, work, start)[1], self._main)
         return self._main
 
-    def _one_at_a_time(self) -> Shared:
-        return Shared(replace(self._host, cores=1, siblings=1, contention=0))
+    def _turns(self, many: int = 1) -> Shared:
+        """Return what so many have at a time."""
+        return Shared(replace(self._host, cores=many, siblings=1, contention=0))
 
     def share_lock(self) -> None:
         """From now on workers are threads of the main one's process, and one at a time has the interpreter's lock."""
-        self._lock = self._one_at_a_time()
+        self._lock = self._turns()
 
-    def queued(self, start: int, locks: Locks) -> tuple[int, str]:
-        """Return how long a fetch that begins at `start` waits for locks that others have, and the line of the last."""
+    def queued(self, start: int, locks: Locks, waits: int = 0) -> tuple[int, str]:
+        """Return how long a fetch that begins at `start` waits for locks that others have, and the line of the last.
+
+        It waits for `waits` ns for all else.
+        """
         late, line = 0, ""
-        for name, held, where in locks:
-            ready = self._locks.setdefault(name, self._one_at_a_time()).compute(start, held, 0)[1]
+        for name, many, held, where in locks:
+            ready = self._locks.setdefault(name, self._turns(many)).compute(start, held, 0)[1]
             if ready > start + held:
                 late, line = late + ready - start - held, where
-            self._queues["locked"] += held
-        self._queues["queued"] += late
+            self._held[name] += held // many
+        self._waits += waits
         self._fetches += 1
         return late, line
 
     def usage(self) -> dict[str, int]:
-        """Return for how many ns a fetch has a lock, and waits for one, on average: `Context.usage`."""
-        return {what: ns // self._fetches for what, ns in self._queues.items() if ns >= self._fetches}
+        """Return for how many ns a fetch has the lock that is taken for longest, and waits for all but locks."""
+        if not any(self._held.values()):
+            return {}
+        return {"locked": max(self._held.values()) // self._fetches, "unlocked waits": self._waits // self._fetches}
 
     def python(self, start: int, work: int) -> int:
         """Return when a thread that is ready at `start` has done so much Python, after all that came before."""
@@ -365,9 +371,9 @@ class LoaderSchedule:
         """Return when a worker has done what it was last asked for."""
         return self._free[worker]
 
-    def queue(self, worker: int, order: int, locks: Locks) -> tuple[int, str]:
+    def queue(self, worker: int, order: int, locks: Locks, waits: int = 0) -> tuple[int, str]:
         """Let a worker take the locks that it needs for an order; return how long it waits for others, and where."""
-        return self.runtime.shared.queued(max(self.ordered[order], self._free[worker]), locks)
+        return self.runtime.shared.queued(max(self.ordered[order], self._free[worker]), locks, waits)
 
     def fetch(
         self,

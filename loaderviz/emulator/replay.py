@@ -188,7 +188,7 @@ class DataLoader:
 
         worker, parcel, host = number % self.config.workers, batch.parcel, self.runtime.host
         sending, receiving = (0, 0) if self.config.threads else (host.sending(parcel), host.receiving(parcel))
-        locks = [("", batch.locked, "")] if batch.locked else ()
+        locks = [("", 1, batch.locked, "")] if batch.locked else ()
         queued = self.schedule.queue(worker, number - self.schedule.first, locks)
         ready = self.schedule.fetch(
             number, worker, batch.fetch_time + sending, parcel.shared, self.work.source("fetch"), batch.waits,

@@ -399,7 +399,7 @@ def test_the_pin_thread_of_a_dataloader_has_a_lane(monkeypatch):
 SUMS = Samples(lambda index: torch.tensor(sum(range(200_000 + index))), 8)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.inherits("the replaced clocks"))])
 @pytest.mark.parametrize(("switches", "waits"), [([5], False), ([-1], True), (range(1_000), True)])
 def test_what_a_hypervisor_takes_is_no_waiting(workers, switches, waits, monkeypatch):
     """A thread's clock that goes on half as fast is one of a machine whose cores are given to another one."""
@@ -535,6 +535,7 @@ def test_what_the_loops_own_threads_do_while_it_fetches_is_its_models():
 
 
 @pytest.mark.skipif(not machine.own_memory(), reason="this system does not tell a process's own memory")
+@pytest.mark.inherits("how often it looks")
 def test_a_worker_whose_memory_grows_is_told(monkeypatch):
     monkeypatch.setattr(workers, "LOOK", 0.0)
     monkeypatch.setattr(workers, "RARE", 0)

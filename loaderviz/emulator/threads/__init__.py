@@ -485,9 +485,11 @@ class Scheduler:
         modules = [each.f_globals.get("__name__") or "" for each, _ in traceback.walk_stack(frame)]
         waiting = self._for_device or self.outside or any(each[3].version == each[2] for each in list(self._heap))
         elsewhere = (*ELSEWHERE, PROCESSES) if turn is self.main else ELSEWHERE
-        slow = not modules or (still < SLOW and any(name.startswith(elsewhere) for name in modules))
-        for_thread = self.session.fetching and modules[0].startswith(STANDARD)
-        loader = not for_thread and any(name.startswith("torch.utils.data") for name in modules)
+        fetching = self.session.fetching
+        for_thread = fetching and modules[0].startswith(STANDARD)
+        others = (fetching and not for_thread) or any(name.startswith(elsewhere) for name in modules)
+        slow = not modules or (still < SLOW and others)
+        loader = not fetching and any(name.startswith("torch.utils.data") for name in modules)
         if not self.alive or slow or loader or not waiting:
             return  # another process or machine ends that wait: its own schedule says when
         does = "waits for something" if still else "loops over something"

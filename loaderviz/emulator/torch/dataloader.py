@@ -48,7 +48,7 @@ from loaderviz.emulator.hardware import DATA, FULL, SECOND, Host, Parcel
 from loaderviz.emulator.host import LoaderSchedule, Locks, Reads, Waited, processor_time, waiting_time
 from loaderviz.emulator.kept import kept_workers
 from loaderviz.emulator.torch import internals
-from loaderviz.emulator.torch.locks import JITTER, Holdings
+from loaderviz.emulator.torch.locks import JITTER, Holdings, count_free
 from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import REAL_TIME, Guard, Patches, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
@@ -65,6 +65,12 @@ ELSEWHERE = (
 )
 
 
+TRIES = (
+    "the data set tries a lock without waiting for it, or not for long. Whether it gets it is as on this machine, so "
+    "this timeline is not the same in every run"
+)
+
+
 @dataclass
 class Fetched:
     """What a worker sends in place of a bare batch: the batch, how many samples, and what its `Meter` counted [ns].
@@ -73,7 +79,7 @@ class Fetched:
     Where it is measured, `spun` is at most what its threads took to wait for each other, `sent` what the worker's
     other threads took since the batch before, which is to send batches, and `received` what taking it took. `here` is
     what all of the fetch, with the emulator's part, took of this machine's processor. `locks` of multiprocessing, and
-    of files, are what the fetch had for so long; of `waited` it was `queued` for them.
+    of files, are what the fetch had for so long; of `waited` it was `queued` for them. It `tries` one in vain.
     """
 
     data: Any
@@ -91,6 +97,7 @@ class Fetched:
     place: Place | None = None
     locks: Locks = ()
     queued: int = 0
+    tries: bool = False
 
     @classmethod
     def by(cls, fetcher: Any, indices: Any, data: Any, meter: Meter) -> Fetched:
@@ -106,7 +113,7 @@ class Fetched:
         locks, queued = meter.locks.held(), min(meter.waited.time, meter.locks.waited)
         return cls(
             data, samples, *counted, batched, meter.files,
-            here=meter.here, place=meter.place, locks=locks, queued=queued,
+            here=meter.here, place=meter.place, locks=locks, queued=queued, tries=meter.locks.tried,
         )  # fmt: skip
 
     def pin_memory(self) -> Fetched:
@@ -165,7 +172,6 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
             return fetcher
         if measured or not is_priced(fetcher.dataset):
             meter.calibrate()
-        meter.locks.watch()
         fetcher.collate_fn = timed(fetcher.collate_fn, meter.sampler)
         fetch = fetcher.fetch
 
@@ -222,8 +228,11 @@ class Schedule(LoaderSchedule):
         session.deferred.let_go()
         session.give_back()
         size, host = nbytes(fetched.data), runtime.host
-        queued = self.queue(worker, order, fetched.locks)
-        fetched.waited -= min(queued[0], fetched.queued)  # on this machine, too, it waited for the other workers
+        waits = fetched.slept + (fetched.waited - fetched.queued if session.measured else 0)
+        queued = self.queue(worker, order, fetched.locks, waits)
+        if queued[0]:  # on this machine, too, it waited for the other workers
+            fetched.waited -= fetched.queued
+        self._note_locks(fetched)
         took, receiving = session.fetched(fetched, size), fetched.received
         sent = host.fetch_base + fetched.sent  # the queue
         if not session.measured:
@@ -252,6 +261,12 @@ class Schedule(LoaderSchedule):
         self.batch += 1
         if not session.fetching:  # by a DataLoader within a data set
             session.batches.handed_out(batch, fetched.samples)
+
+    def _note_locks(self, fetched: Fetched) -> None:
+        if line := max(fetched.locks, key=lambda lock: lock[2], default=("", 1, 0, ""))[-1]:
+            self.session.faults.setdefault(f"shared-lock {line}")
+        if fetched.tries:
+            self.session.note(TRIES)
 
     def _is_left(self, data: Any) -> bool:
         """Tell whether the pin thread left a batch as it is, and note why: torch does not know its class."""
@@ -348,10 +363,10 @@ class Iterators:
         """Let the main thread have fetched a batch of `size` bytes since `start`; both are -1 if there is none."""
         session, runtime = self.session, self.session.runtime
         waited = fetched.waited if session.measured else 0
-        runtime.shared.queued(runtime.now, fetched.locks)  # of the workers there might be
         read = max(runtime.shared.read(runtime.now, fetched.files), runtime.now + waited) + fetched.slept
         runtime.shared.main_rests(runtime.now, read)
         rested = read - runtime.now + runtime.rested - rested
+        runtime.shared.queued(runtime.now, fetched.locks, rested)  # nobody waits here, but workers would
         runtime.now = read + (session.fetched(fetched, size) if size >= 0 else fetched.work)
         if size < 0 and runtime.now == start:
             return
@@ -368,6 +383,7 @@ class Iterators:
         if session.in_recording_thread():
             session.enter("DataLoader")
             runtime, workers = session.runtime, loader.num_workers
+            count_free()
             runtime.batch, runtime.source = -1, session.source()
             runtime.host_work(runtime.host.worker_start * workers, f"start {workers} workers", Kind.OPERATOR)
         else:
@@ -648,6 +664,7 @@ class Meter(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self.locks.end()
         self.here = processor_time() - self._start
         rest = self._rests.due(self.here - self._left_out - self.calls * self.overhead)
         waited, spun = waiting_time.since(self._waits_from)
@@ -752,7 +769,8 @@ class Meter(TorchDispatchMode):
     def passed(self) -> int:
         """Return for how many ns what has costs in this fetch was done until now, but for what is waited for."""
         measured = processor_time() - self._start - self._left_out if self.measured else 0
-        return self.beside + self.slept + self.work + measured
+        reads = 0 if self.measured else sum(self.host.work_time(2 * count) for count in self._read.values())
+        return self.beside + self.slept + self.work + measured + reads
 
     @contextlib.contextmanager
     def not_counted(self) -> Iterator[None]:
