@@ -17,10 +17,10 @@ import os
 import sys
 import threading
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from io import FileIO
 from time import perf_counter_ns, process_time_ns
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -213,7 +213,22 @@ class OwnTime:
 # does, as CUDA's synchronise spins.
 
 Reads = Iterable[tuple[Hashable, int, int]]  # files, each with its bytes and how many of them are read
-Locks = Sequence[tuple[Hashable, int, int, str]]  # how many may have one, for how many ns a fetch has it, its line
+# Which lock a fetch takes, how many may have it at a time, for how many ns the fetch has it, and in which line
+Locks = Sequence[tuple[Hashable, int, int, str]]
+
+
+@dataclass
+class LockUse:
+    """What a loader's fetches do with locks: for how many ns they have each, alone, and wait for all but locks."""
+
+    held: Counter[Hashable] = field(default_factory=Counter)
+    waits: int = 0
+    fetches: int = 0
+
+    @property
+    def most(self) -> int:
+        """For how many ns they have the lock that they have for longest."""
+        return max(self.held.values(), default=0)
 
 
 class Shared:
@@ -227,8 +242,7 @@ class Shared:
         self._cached = Counter[Hashable]()  # bytes of files that were read before: they are in the page cache
         self._lock: Shared | None = None  # the interpreter's: one core for all that needs it
         self._locks = dict[Hashable, Shared]()  # those that processes share: one core for all who have one
-        self._held = Counter[Hashable]()  # ns in which fetches have each
-        self._fetches = self._waits = 0  # those, and ns in which they wait for all but locks
+        self._use = defaultdict[int, LockUse](LockUse)  # by loader; -1: what the main thread fetches
         self.loaders: WeakSet[LoaderSchedule] = WeakSet()  # those at work; who lets go of an iterator ends it
 
     def main_rests(self, start: int, end: int) -> None:
@@ -286,26 +300,26 @@ class Shared:
         """From now on workers are threads of the main one's process, and one at a time has the interpreter's lock."""
         self._lock = self._turns()
 
-    def queued(self, start: int, locks: Locks, waits: int = 0) -> tuple[int, str]:
-        """Return how long a fetch that begins at `start` waits for locks that others have, and the line of the last.
-
-        It waits for `waits` ns for all else.
-        """
+    def queued(self, start: int, locks: Locks, loader: int = -1) -> tuple[int, str]:
+        """Return how long a fetch that begins at `start` waits for locks that others have, and the line of the last."""
         late, line = 0, ""
         for name, many, held, where in locks:
             ready = self._locks.setdefault(name, self._turns(many)).compute(start, held, 0)[1]
             if ready > start + held:
                 late, line = late + ready - start - held, where
-            self._held[name] += held // many
-        self._waits += waits
-        self._fetches += 1
+            self._use[loader].held[name] += held // many
         return late, line
 
+    def waits(self, time: int, loader: int = -1) -> None:
+        """A fetch waits for so many ns, without locks."""
+        self._use[loader].waits += time
+        self._use[loader].fetches += 1
+
     def usage(self) -> dict[str, int]:
-        """Return for how many ns a fetch has the lock that is taken for longest, and waits for all but locks."""
-        if not any(self._held.values()):
-            return {}
-        return {"locked": max(self._held.values()) // self._fetches, "unlocked waits": self._waits // self._fetches}
+        """Return for how long a fetch has the lock that is had for longest, and waits for all but locks, on average."""
+        use = max(self._use.values(), key=lambda use: use.most, default=LockUse())
+        fetches = use.fetches
+        return {"locked": use.most // fetches, "unlocked waits": use.waits // fetches} if use.most and fetches else {}
 
     def python(self, start: int, work: int) -> int:
         """Return when a thread that is ready at `start` has done so much Python, after all that came before."""
@@ -371,9 +385,9 @@ class LoaderSchedule:
         """Return when a worker has done what it was last asked for."""
         return self._free[worker]
 
-    def queue(self, worker: int, order: int, locks: Locks, waits: int = 0) -> tuple[int, str]:
+    def queue(self, worker: int, order: int, locks: Locks) -> tuple[int, str]:
         """Let a worker take the locks that it needs for an order; return how long it waits for others, and where."""
-        return self.runtime.shared.queued(max(self.ordered[order], self._free[worker]), locks, waits)
+        return self.runtime.shared.queued(max(self.ordered[order], self._free[worker]), locks, self.number)
 
     def fetch(
         self,
@@ -401,7 +415,9 @@ class LoaderSchedule:
         ordered = self.ordered[batch - self.first if order is None else order]
         start, shared = max(ordered, self._free[worker]), self.runtime.shared
         late, line = queued
-        begun = max(shared.read(start, files), start + waited) + slept + late
+        begun = max(shared.read(start, files), start + waited) + slept
+        shared.waits(begun - start, self.number)
+        begun += late
         first, ready = shared.fetched(begun, took, python, self.runtime.now)
         self._free[worker], self._fetched, self._took = ready, self._fetched + 1, ready - start
         start = start if begun > start else first

@@ -188,8 +188,7 @@ class DataLoader:
 
         worker, parcel, host = number % self.config.workers, batch.parcel, self.runtime.host
         sending, receiving = (0, 0) if self.config.threads else (host.sending(parcel), host.receiving(parcel))
-        locks = [("", 1, batch.locked, "")] if batch.locked else ()
-        queued = self.schedule.queue(worker, number - self.schedule.first, locks)
+        queued = self.schedule.queue(worker, number, [("", 1, batch.locked, "")])
         ready = self.schedule.fetch(
             number, worker, batch.fetch_time + sending, parcel.shared, self.work.source("fetch"), batch.waits,
             python=batch.fetch_time * self.config.python // 1000, queued=queued,
@@ -254,7 +253,8 @@ class Replay:
         for (start, batch), end in zip(self.steps, ends, strict=True):
             runtime.range(start, end, batch_name(batch, work.batch(batch).samples), batch)
         total = sum(work.batch(number).samples for number in range(warmup + steps))
-        context = Context(runtime.gpu.name, "emulated", runtime.host.name, samples=total or None)
+        usage = runtime.shared.usage()
+        context = Context(runtime.gpu.name, "emulated", runtime.host.name, samples=total or None, usage=usage)
         return runtime.timeline(context).between(self.steps[warmup][0], runtime.now)
 
     def _begin(self, number: int) -> None:

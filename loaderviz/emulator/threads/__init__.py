@@ -486,9 +486,8 @@ class Scheduler:
         waiting = self._for_device or self.outside or any(each[3].version == each[2] for each in list(self._heap))
         elsewhere = (*ELSEWHERE, PROCESSES) if turn is self.main else ELSEWHERE
         fetching = self.session.fetching
-        for_thread = fetching and modules[0].startswith(STANDARD)
-        others = (fetching and not for_thread) or any(name.startswith(elsewhere) for name in modules)
-        slow = not modules or (still < SLOW and others)
+        in_file = fetching and not modules[0].startswith(STANDARD)  # or at another machine
+        slow = not modules or (still < SLOW and (in_file or any(name.startswith(elsewhere) for name in modules)))
         loader = not fetching and any(name.startswith("torch.utils.data") for name in modules)
         if not self.alive or slow or loader or not waiting:
             return  # another process or machine ends that wait: its own schedule says when

@@ -48,7 +48,7 @@ from loaderviz.emulator.hardware import DATA, FULL, SECOND, Host, Parcel
 from loaderviz.emulator.host import LoaderSchedule, Locks, Reads, Waited, processor_time, waiting_time
 from loaderviz.emulator.kept import kept_workers
 from loaderviz.emulator.torch import internals
-from loaderviz.emulator.torch.locks import JITTER, Holdings, count_free
+from loaderviz.emulator.torch.locks import JITTER, Holdings, look, look_in_worker
 from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import REAL_TIME, Guard, Patches, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
@@ -187,6 +187,7 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
         fetcher.fetch = counting
         return fetcher
 
+    look_in_worker()
     loop = importlib.import_module(module)._worker_loop
     answering(inspect.signature(loop).bind(*args).arguments["data_queue"])
     with (  # the process may be another worker after this one
@@ -228,8 +229,7 @@ class Schedule(LoaderSchedule):
         session.deferred.let_go()
         session.give_back()
         size, host = nbytes(fetched.data), runtime.host
-        waits = fetched.slept + (fetched.waited - fetched.queued if session.measured else 0)
-        queued = self.queue(worker, order, fetched.locks, waits)
+        queued = self.queue(worker, order, fetched.locks)
         if queued[0]:  # on this machine, too, it waited for the other workers
             fetched.waited -= fetched.queued
         self._note_locks(fetched)
@@ -366,9 +366,11 @@ class Iterators:
         read = max(runtime.shared.read(runtime.now, fetched.files), runtime.now + waited) + fetched.slept
         runtime.shared.main_rests(runtime.now, read)
         rested = read - runtime.now + runtime.rested - rested
-        runtime.shared.queued(runtime.now, fetched.locks, rested)  # nobody waits here, but workers would
         runtime.now = read + (session.fetched(fetched, size) if size >= 0 else fetched.work)
-        if size < 0 and runtime.now == start:
+        if size >= 0:
+            runtime.shared.queued(start, fetched.locks)  # nobody waits here, but workers would
+            runtime.shared.waits(rested)
+        elif runtime.now == start:
             return
         name = f"fetch batch {batch}" if size >= 0 else NOT_HANDED_OUT
         does, line = fetched.place or (Cause.NONE, "")
@@ -383,7 +385,7 @@ class Iterators:
         if session.in_recording_thread():
             session.enter("DataLoader")
             runtime, workers = session.runtime, loader.num_workers
-            count_free()
+            look()
             runtime.batch, runtime.source = -1, session.source()
             runtime.host_work(runtime.host.worker_start * workers, f"start {workers} workers", Kind.OPERATOR)
         else:
@@ -767,8 +769,10 @@ class Meter(TorchDispatchMode):
         self.waits_declared += waiting_time.wall() - began - took
 
     def passed(self) -> int:
-        """Return for how many ns what has costs in this fetch was done until now, but for what is waited for."""
-        measured = processor_time() - self._start - self._left_out if self.measured else 0
+        """Return what this fetch costs until now [ns], without what it waited for on this machine."""
+        measured = 0
+        if self.measured:
+            measured = processor_time() - self._start - self._left_out - self.calls * self.overhead
         reads = 0 if self.measured else sum(self.host.work_time(2 * count) for count in self._read.values())
         return self.beside + self.slept + self.work + measured + reads
 

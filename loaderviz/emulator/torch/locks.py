@@ -4,23 +4,25 @@
     holdings.begin(replace)     # a fetch begins: `replace(owner, name, value)` until it ends
     holdings.held()             # ((which, for how many at a time, ns, "file:line"), ...)
 
-Seen are the locks and semaphores of multiprocessing, also of a manager, and those of files that fcntl locks for one
-process, as filelock does. Who has one in virtual time is `Shared.queued`'s to say; `waited` is for how long a fetch
-waited for one on this machine, for another worker or for a process that is none.
+Seen are the locks and semaphores of multiprocessing, a manager's Lock and RLock, and the locks of files by fcntl. Who
+has one in virtual time is `Shared.queued`'s to say; `waited` is for how long a fetch waited for one on this machine,
+for another worker or for a process that is none.
 
-Not seen is what was bound to a name before the recording (`acquire = lock.acquire`, `from fcntl import flock`), and in
-a spawned worker what is acquired without `with`. A file that is closed instead of unlocked has its lock until the fetch
-ends, or takes it again, unless it is closed as it was given to fcntl. Who tries a lock without waiting (`tried`) gets
-it as on this machine.
+Not seen is what other threads of a worker take, what was bound to a name before (`acquire = lock.acquire`, `from fcntl
+import flock`), a semaphore in a worker that was not forked, and everything of Windows. `loaderviz.costs` around a lock
+counts after it. If a file is dropped while it is locked, its lock ends with the fetch, or when the fetch locks it once
+more. Who tries a lock without waiting (`tried`) gets it as on this machine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from multiprocessing import synchronize, util
@@ -41,7 +43,8 @@ except ImportError:  # Windows
 JITTER = 500_000  # ns: a shorter wait is one for the interpreter's lock, or the system's own
 SEVERAL = 64  # a semaphore that more have at once is no lock: a queue has one of 2**31
 PROXIES = "Lock", "RLock"  # of a manager
-CAPACITIES = WeakKeyDictionary[Any, int]()  # how many have a semaphore at once: a forked worker inherits it
+# How many have a semaphore at once, and the process that saw it first: a forked worker inherits what its parent saw
+SEEN = WeakKeyDictionary[Any, tuple[int, int]]()
 
 
 class Key(NamedTuple):
@@ -54,7 +57,11 @@ class Key(NamedTuple):
 
 @dataclass
 class Holding:
-    """A fetch and a lock: where it took it, how often without having given it back, for how long it had it [ns]."""
+    """A fetch and a lock: where it took it, how often without having given it back, for how long it had it [ns].
+
+    Since it has it for this time: how much had passed, what was waited for and charged elsewhere (`declared`), and what
+    the clocks said; `waits` are what it waited for while it had it.
+    """
 
     line: str = ""
     depth: int = 0
@@ -65,11 +72,22 @@ class Holding:
     waits: int = 0
 
 
-def count_free() -> None:
-    """Note how many may have each semaphore, which nobody has yet."""
+def look() -> None:
+    """Note the semaphores of this process, before workers are forked, and how many may have each: all who could now.
+
+    One that nobody can have is an event, or a part of a condition.
+    """
     for lock in _semaphores():
-        with contextlib.suppress(NotImplementedError):  # macOS does not tell
-            CAPACITIES.setdefault(lock, max(1, lock._semlock._get_value()))
+        if lock not in SEEN:
+            with contextlib.suppress(NotImplementedError):  # macOS does not tell
+                SEEN[lock] = lock._semlock._get_value() or SEVERAL, os.getpid()
+
+
+def look_in_worker() -> None:
+    """Find the locks that a worker which was not forked has from its parent: only what is made here is registered."""
+    for lock in gc.get_objects() if not SEEN else ():
+        if issubclass(type(lock), synchronize.SemLock):
+            util.register_after_fork(lock, lambda it: it._semlock._after_fork())
 
 
 class Holdings:
@@ -85,10 +103,10 @@ class Holdings:
         """A fetch begins."""
         self._locks.clear()
         self.waited, self.tried = 0, False
-        count_free()
+        look()
         for lock in _semaphores():  # each has methods of its own
             raw, key = lock._semlock, _key(lock)
-            replace(lock, "acquire", functools.partial(self._acquire, key, raw.acquire))
+            replace(lock, "acquire", functools.partial(self._take, key, raw.acquire))
             replace(lock, "release", functools.partial(self._give, key, raw.release))
         self._see(replace, synchronize.SemLock, _key, ["__enter__"], ["__exit__"])
         if managers := sys.modules.get("multiprocessing.managers"):
@@ -103,10 +121,10 @@ class Holdings:
     def _see(self, replace: Any, kind: Any, key: Callable[[Any], Key | None], take: list[str], give: list[str]) -> None:
         """See the methods of a class that take a lock, and give it back."""
         for method in (*take, *give):
-            does, real = self._acquire if method in take else self._give_it, vars(kind)[method]
+            does, real = self._take if method in take else self._give, vars(kind)[method]
 
             def seen(lock: Any, *args: Any, does: Any = does, real: Any = real, **options: Any) -> Any:
-                return does(key(lock), functools.partial(real, lock), *args, **options)
+                return does(key(lock), real, lock, *args, **options)
 
             replace(kind, method, seen)
 
@@ -120,28 +138,24 @@ class Holdings:
         found = dict[Hashable, tuple[Hashable, int, int, str]]()
         for key, lock in self._locks.items():
             *_, before, line = found.get(key.name, (0, lock.line))
-            time = before + lock.time + (lock.waits if lock.waits > JITTER else 0)
-            found[key.name] = key.name, key.many, time, line
+            if time := before + lock.time + (lock.waits if lock.waits > JITTER else 0):
+                found[key.name] = key.name, key.many, time, line
         return tuple(found.values())
-
-    def _acquire(self, key: Key | None, acquire: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        got = self._take(key, functools.partial(acquire, *args, **options))
-        self.tried = self.tried or (got is False and threading.get_ident() == self.meter.thread)
-        return got
-
-    def _give_it(self, key: Key | None, release: Callable[..., Any], *args: Any) -> Any:
-        return self._give(key, functools.partial(release, *args))
 
     def _of_files(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of fcntl that locks a file for one process, or a part of it, or unlocks it."""
 
         @functools.wraps(function)
-        def locking(file: Any, operation: int, *part: int) -> Any:
+        def locking(file: Any, operation: int, *part: int) -> None:
             call = functools.partial(function, file, operation, *part)
-            if not operation & (fcntl.LOCK_EX | fcntl.LOCK_UN):
-                return call()
-            number = file if isinstance(file, int) else file.fileno()
-            return self._on_file(number, part, call, operation & fcntl.LOCK_EX, file)
+            number, takes = file if isinstance(file, int) else file.fileno(), operation & fcntl.LOCK_EX
+            if not takes and not operation & fcntl.LOCK_UN:
+                call()
+                return
+            key = self._on_file(number, part, call, takes)
+            if takes and hasattr(file, "__dict__") and hasattr(file, "close") and "close" not in vars(file):
+                its, close = weakref.ref(file), type(file).close  # a file that is dropped is closed at once, as before
+                file.close = lambda: self._give(key, lambda: close(its()))
 
         return locking
 
@@ -149,63 +163,72 @@ class Holdings:
         """Return `os.lockf`."""
 
         @functools.wraps(function)
-        def locking(number: int, command: int, length: int) -> Any:
+        def locking(number: int, command: int, length: int) -> None:
             call = functools.partial(function, number, command, length)
             takes = command in (os.F_LOCK, os.F_TLOCK)
-            return call() if command == os.F_TEST else self._on_file(number, (length,), call, takes)
+            if command == os.F_TEST:
+                call()
+            else:
+                self._on_file(number, (length,), call, takes)
 
         return locking
 
-    def _on_file(self, number: int, part: Any, call: Callable[[], Any], takes: Any, file: Any = None) -> Any:
-        """Lock a part of a file, which ends with its file, or unlock it."""
-        found = os.fstat(number)
-        which = Key((found.st_dev, found.st_ino, *(part if any(part) else ())), file=number)
-        if not takes:
-            return self._give(which, call)
-        self._give(which, int)  # it was closed meanwhile
+    def _on_file(self, number: int, part: tuple[int, ...], call: Callable[[], Any], takes: Any) -> Key | None:
+        """Lock a part of an open file, or unlock it; return which lock it is, if there is such a file."""
         try:
-            got = self._take(which, call)
+            found = os.fstat(number)
+        except (OSError, OverflowError):
+            call()
+            return None
+        key = Key((found.st_dev, found.st_ino, *(part if any(part) else ())), file=number)
+        if not takes:
+            self._give(key, call)
+            return key
+        self._give(key, int)  # it was closed meanwhile
+        try:
+            self._take(key, call)
         except BlockingIOError:
             self.tried = True
             raise
-        if hasattr(file, "__dict__") and "close" not in vars(file):
-            close = file.close
-            file.close = lambda: self._give(which, close)
-        return got
+        return key
 
     def _closing(self, close: Callable[[int], None]) -> Callable[[int], None]:
         """Return `os.close`, with which the locks of a file are gone."""
 
         @functools.wraps(close)
-        def closing(number: int) -> None:
-            for key in [key for key in self._locks if key.file == number]:
+        def closing(fd: int) -> None:
+            for key in [key for key in list(self._locks) if key.file == fd]:
                 self._give(key, int)
-            close(number)
+            close(fd)
 
         return closing
 
-    def _take(self, key: Key | None, acquire: Callable[[], Any]) -> Any:
+    def _take(self, key: Key | None, acquire: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Take a lock; looking at the clocks is the emulator's own work."""
         meter = self.meter
         if key is None or threading.get_ident() != meter.thread:
-            return acquire()
+            return acquire(*args, **options)
         start, began = processor_time(), waiting_time.wall()
-        got = acquire()
-        self.waited += waiting_time.wall() - began - (processor_time() - start)
+        got = acquire(*args, **options)
+        waited = max(0, waiting_time.wall() - began - (processor_time() - start))
         start, began = processor_time(), waiting_time.wall()
+        for other in self._locks.values():  # who has two waits for the second one, and does nothing with the first
+            other.declared -= waited
+        self.waited += waited
+        self.tried = self.tried or got is False
         lock = self._locks.setdefault(key, Holding())
         lock.depth += got is not False
-        first = lock.depth == 1 and got is not False
-        if first:
-            place = None if lock.line else place_of(stack_of())
-            lock.line = place.line if place else lock.line
-            lock.reading = waiting_time.read() if meter.measured else None
+        if lock.depth != 1 or got is False:
+            meter.charged_elsewhere(start, began)
+            return got
+        place = None if lock.line else place_of(stack_of())
+        lock.line = place.line if place else lock.line
+        lock.reading = waiting_time.read() if meter.measured else None
         meter.charged_elsewhere(start, began)
-        if first:
-            lock.since, lock.declared = meter.passed(), meter.waits_declared
+        lock.since, lock.declared = meter.passed(), meter.waits_declared
         return got
 
-    def _give(self, key: Key | None, release: Callable[[], Any]) -> Any:
+    def _give(self, key: Key | None, release: Callable[..., Any], *args: Any) -> Any:
         """Give a lock back."""
         lock, meter = self._locks.get(key) if key else None, self.meter
         if lock is not None and lock.depth and threading.get_ident() == meter.thread:
@@ -216,19 +239,20 @@ class Holdings:
                 if lock.reading is not None:
                     lock.waits += waiting_time.since(lock.reading).time - (meter.waits_declared - lock.declared)
             meter.charged_elsewhere(start, began)
-        return release()
+        return release(*args)
 
 
 def _semaphores() -> list[Any]:
-    registered = list(util._afterfork_registry.values())  # type: ignore[attr-defined]
+    registered = [reference() for reference in util._afterfork_registry.valuerefs()]  # type: ignore[attr-defined]
     return [each for each in registered if isinstance(each, synchronize.SemLock)]
 
 
 def _key(lock: Any) -> Key | None:
-    """Return which lock this is; None for a semaphore that many have at once."""
-    semaphore = lock._semlock
-    many = 1 if semaphore.maxvalue == 1 else CAPACITIES.get(lock, SEVERAL)
-    return Key(semaphore.name or semaphore.handle, many) if many < SEVERAL else None
+    """Return which lock this is; None for a semaphore that many have at once, and one that is no other process's."""
+    semaphore, (many, process) = lock._semlock, SEEN.get(lock, (SEVERAL, 0))
+    many = min(many, semaphore.maxvalue)
+    name = semaphore.name or (process and (process, semaphore.handle))
+    return Key(name, many) if many < SEVERAL and name else None
 
 
 def _key_of_proxy(proxy: Any) -> Key | None:

@@ -247,6 +247,106 @@ def test_advice_offers_no_more_workers_where_two_loaders_share_a_lock():
 
 
 @needs_fork
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # that a file is dropped
+def test_a_locked_file_is_the_programs_own():
+    """A dropped one is closed at once, and its lock is gone; so is one whose number is closed, by name or not."""
+    import fcntl
+
+    name = tempfile.mkstemp()[1]
+
+    class Numbered:
+        def __init__(self, number):
+            self.fileno = lambda: number
+
+    def uses(seconds):
+        file = open(name, "a")  # noqa: SIM115 - it is dropped
+        fcntl.flock(file, fcntl.LOCK_EX)
+        number = os.open(name, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file = None
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(Numbered(number), fcntl.LOCK_UN)
+        fcntl.flock(Numbered(number), fcntl.LOCK_EX)
+        os.close(fd=number)
+        with pytest.raises(ValueError, match="negative"):
+            fcntl.flock(-1, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            fcntl.flock(number, fcntl.LOCK_EX)
+        assert file is None
+
+    for workers in (0, 1):
+        assert len(fetches(recorded(None, workers, cost=uses, batches=2))) == 2
+
+
+@needs_fork
+def test_events_queues_and_locks_of_a_workers_own_are_no_locks_of_all():
+    event, queue = FORK.Event(), FORK.Queue(4)
+    event.set()
+    own = []
+
+    def uses(seconds):
+        assert event.is_set() and event.wait()
+        queue.put(1)
+        queue.get()
+        own.append(own[0] if own else FORK.Lock())
+        with own[0]:
+            time.sleep(HELD / 1e9)
+
+    timeline, free = recorded(None, 3, cost=uses), recorded(None, 3, other=HELD)
+    assert not any("tries a lock" in note for note in timeline.context.notes)
+    assert fetches(timeline) == fetches(free)
+
+
+@needs_fork
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["forkserver", "spawn"])
+@pytest.mark.parametrize("acquires", [False, True])
+def test_workers_that_are_started_anew_share_their_locks_too(start, acquires):
+    data = Guarded(multiprocessing.get_context(start).Lock(), acquires)
+    with lv.record(on="a100", host=HOST) as recording:
+        for x in DataLoader(data, BATCH, num_workers=2, multiprocessing_context=start):
+            x.cuda().sum()
+    ends = sorted(end for _, end in fetches(recording.timeline))
+    assert {after - before for before, after in pairwise(ends)} == {BATCH * HELD}
+
+
+class Guarded(torch.utils.data.Dataset):
+    """A data set that can be pickled."""
+
+    def __init__(self, lock, acquires):
+        self.lock, self.acquires = lock, acquires
+
+    def __len__(self):
+        return 6 * BATCH
+
+    def __getitem__(self, index):
+        with acquiring(self.lock) if self.acquires else self.lock:
+            time.sleep(HELD / 1e9)
+        return torch.zeros(1)
+
+
+@needs_fork
+def test_waits_for_the_disk_are_no_waits_for_a_lock(tmp_path):
+    """Each batch reads 4 MB that nobody has read, and has a lock for a moment: what_if keeps the waits for the disk."""
+    for index in range(80):
+        (tmp_path / str(index)).write_bytes(bytes(1_000_000))
+    lock, number = FORK.Lock(), iter(range(80))
+
+    def of(index):
+        with lock:
+            time.sleep(1e-6)
+        (tmp_path / str(next(number))).read_bytes()
+        return torch.zeros(1)
+
+    with lv.record(on="a100", host=HOST) as recording:
+        for x in DataLoader(Samples(of, 80), BATCH):
+            x.cuda().sum()
+    step = lv.summarize(recording.timeline).step
+    assert lv.summarize(lv.what_if(recording.timeline, workers=1)).step == pytest.approx(step, rel=0.1)
+
+
+@needs_fork
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [threading.Lock, multiprocessing.Lock])
 def test_a_lock_that_another_thread_of_the_program_has_ends_no_recording(make):
