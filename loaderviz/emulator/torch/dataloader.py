@@ -158,6 +158,7 @@ def install(session: Session, patches: Patches) -> None:
 def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     """Run a module's worker loop in the worker, which has torch's own, with sleeps counted instead of slept."""
     processor_time.watch()
+    look_in_worker()
     meter = Meter(host, measured)
     meter.sampler = Sampler(often=0) if measured else None  # there are many workers
     for guard in _get_current_function_mode_stack():
@@ -187,7 +188,6 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
         fetcher.fetch = counting
         return fetcher
 
-    look_in_worker()
     loop = importlib.import_module(module)._worker_loop
     answering(inspect.signature(loop).bind(*args).arguments["data_queue"])
     with (  # the process may be another worker after this one

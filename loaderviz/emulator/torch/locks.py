@@ -45,6 +45,7 @@ SEVERAL = 64  # a semaphore that more have at once is no lock: a queue has one o
 PROXIES = "Lock", "RLock"  # of a manager
 # How many have a semaphore at once, and the process that saw it first: a forked worker inherits what its parent saw
 SEEN = WeakKeyDictionary[Any, tuple[int, int]]()
+LOOKED = set[bool]()  # whether that was done in this process, or in the one that it was forked from
 
 
 class Key(NamedTuple):
@@ -77,6 +78,7 @@ def look() -> None:
 
     One that nobody can have is an event, or a part of a condition.
     """
+    LOOKED.add(True)
     for lock in _semaphores():
         if lock not in SEEN:
             with contextlib.suppress(NotImplementedError):  # macOS does not tell
@@ -85,7 +87,7 @@ def look() -> None:
 
 def look_in_worker() -> None:
     """Find the locks that a worker which was not forked has from its parent: only what is made here is registered."""
-    for lock in gc.get_objects() if not SEEN else ():
+    for lock in gc.get_objects() if not LOOKED else ():  # which takes some 10 ms
         if issubclass(type(lock), synchronize.SemLock):
             util.register_after_fork(lock, lambda it: it._semlock._after_fork())
 
