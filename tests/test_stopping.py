@@ -5,6 +5,7 @@ import json
 import multiprocessing.util
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -104,7 +105,7 @@ def stopped(here, warm, on, number, after, *, group=False, times=1):
         "status": status if status != 128 + number else 0,
         "page": not page.exists()
         or f"stopped by {number.name}" not in said
-        or "batch" not in said,  # one, on a busy machine
+        or not re.search(r"step +\S+ \S+ +\d+ batch(es)?\b", said),  # one, on a busy machine
         "folders": [each.name for each in temp.iterdir() if each.name.startswith("loaderviz")],
         "processes": alive(process),
     }

@@ -1455,7 +1455,7 @@ def _at_lock(facts: Evidence) -> str:
         share = facts.queued / (facts.fetch.computes + facts.fetch.waits)
         return f"for {words.share(share)} of it they wait for each other{at}"
     if facts.lock_is_taken > SATURATED:
-        return f"each batch needs a lock for {words.duration(facts.locked)}{at}, which one fetch has at a time"
+        return f"each batch needs the lock{at} for {words.duration(facts.locked)}, and one fetch has it at a time"
     return ""
 
 

@@ -857,12 +857,6 @@ class Evidence:
         return min(self.fetch_lines(Cause.THREAD)[1], 1 - 1 / number) * (self.fetch.computes + self.fetch.waits)
 
     @property
-    def most_with_lock(self) -> int:
-        """With so many workers one of them has the lock all the time (0: there is none)."""
-        own = self.fetch.computes + self.fetch.waits * self.unlocked
-        return ceil(own / self.locked) if self.locked else 0
-
-    @property
     def lock_is_taken(self) -> float:
         """The share (0..1) of the time in which a fetch has that lock."""
         return min(1.0, self.locked * int(self.fetches.sum()) / self.window) if self.window else 0.0
@@ -1015,7 +1009,8 @@ class Evidence:
         both = self.fetch.computes + self.fetch.waits
         share = self.fetch.computes / both if both else 1.0
         most = min(MOST_WORKERS, round(cores / max(share, cores / MOST_WORKERS)), max(1, self.room[0]))
-        return min(most, self.most_with_lock or most)
+        own = self.fetch.computes + self.fetch.waits * self.unlocked
+        return min(most, ceil(own / self.locked)) if self.locked else most  # one of them has the lock all the time then
 
     @cached_property
     def room(self) -> tuple[int, int]:
@@ -1046,7 +1041,11 @@ class Evidence:
         if not (self.fetch.shortest and self.steps and self.more_workers):
             return Floor(0, "")
         fetching = Floor(int(self.fetch.shortest * self.steps) // cores, f"fetching on {words.count(cores, 'core')}")
-        return max(fetching, Floor(int(self.locked * self.steps), "what has the lock"), key=lambda floor: floor.ns)
+        return max(
+            fetching,
+            Floor(int(self.locked * self.steps), "work with the lock that the workers share"),
+            key=lambda floor: floor.ns,
+        )
 
 
 def _working(timeline: Timeline, device: int) -> tuple[int, int] | None:

@@ -209,7 +209,7 @@ class LoopModel:
     @property
     def locked(self) -> int:
         """For how many ns a fetch has a lock that the workers share; it waits for others once more in the replay."""
-        return self.timeline.context.usage.get("locked", 0) if self._removal.waits == 1 else 0
+        return self.facts.locked if self._removal.waits == 1 else 0
 
     @property
     def _unlocked(self) -> float:

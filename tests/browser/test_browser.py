@@ -105,16 +105,17 @@ def test_a_prediction_answers_to_keys_and_is_there_without_its_kernel(lab, chrom
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.type === 'radio'"):
             break
-    for key, chosen in (("ArrowUp", 2), ("ArrowDown", 0), ("ArrowUp", 2), ("ArrowUp", 1)):
+    # The kernel's answer, which is what the file keeps, comes after the buttons'.
+    said = "document.body.textContent.replaceAll('`', '').includes('{} (you said this)')"
+    for key, chosen in (("ArrowDown", 1), ("ArrowDown", 2), ("ArrowDown", 0), ("ArrowUp", 2), ("ArrowUp", 1)):
         page.keyboard.press(key)
+        page.wait_for_function(said.format(("none", "half of a<b>", "all of it")[chosen]))
         expect(group.get_by_role("radio").nth(chosen)).to_be_checked()
         expect(group.get_by_role("radio").nth(chosen)).to_be_focused()
     for key in "ddbaxm":  # in JupyterLab's command mode they delete, make, cut and change cells
         page.keyboard.press(key)
     assert page.locator(".jp-CodeCell").count() == cells
     expect(group.get_by_role("status")).to_contain_text("You said: half of a<b>.")
-    # The kernel's answer, which is what the file keeps, comes after the buttons'.
-    page.wait_for_function("document.body.textContent.replaceAll('`', '').includes('half of a<b> (you said this)')")
 
     page.keyboard.press("Control+s")  # the others stay JupyterLab's
     page.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty")

@@ -66,8 +66,8 @@ ELSEWHERE = (
 
 
 TRIES = (
-    "the data set tries a lock without waiting for it, or not for long. Whether it gets it is as on this machine, so "
-    "this timeline is not the same in every run"
+    "the data set tries a lock without waiting for it, or not for long. This machine decides whether it gets the lock, "
+    "so this timeline is not the same in every run"
 )
 
 

@@ -73,16 +73,19 @@ class Holding:
     waits: int = 0
 
 
-def look() -> None:
-    """Note the semaphores of this process, before workers are forked, and how many may have each: all who could now.
+def look() -> list[Any]:
+    """Return the semaphores of this process, and note how many may have each: as many as could before the fork.
 
     One that nobody can have is an event, or a part of a condition.
     """
     LOOKED.add(True)
-    for lock in _semaphores():
+    registered = [reference() for reference in util._afterfork_registry.valuerefs()]  # type: ignore[attr-defined]
+    locks = [each for each in registered if isinstance(each, synchronize.SemLock)]
+    for lock in locks:
         if lock not in SEEN:
             with contextlib.suppress(NotImplementedError):  # macOS does not tell
-                SEEN[lock] = lock._semlock._get_value() or SEVERAL, os.getpid()
+                SEEN[lock] = lock._semlock._get_value() or SEVERAL, os.getpid()  # type: ignore[attr-defined]
+    return locks
 
 
 def look_in_worker() -> None:
@@ -105,8 +108,7 @@ class Holdings:
         """A fetch begins."""
         self._locks.clear()
         self.waited, self.tried = 0, False
-        look()
-        for lock in _semaphores():  # each has methods of its own
+        for lock in look():  # each has methods of its own
             raw, key = lock._semlock, _key(lock)
             replace(lock, "acquire", functools.partial(self._take, key, raw.acquire))
             replace(lock, "release", functools.partial(self._give, key, raw.release))
@@ -242,11 +244,6 @@ class Holdings:
                     lock.waits += waiting_time.since(lock.reading).time - (meter.waits_declared - lock.declared)
             meter.charged_elsewhere(start, began)
         return release(*args)
-
-
-def _semaphores() -> list[Any]:
-    registered = [reference() for reference in util._afterfork_registry.valuerefs()]  # type: ignore[attr-defined]
-    return [each for each in registered if isinstance(each, synchronize.SemLock)]
 
 
 def _key(lock: Any) -> Key | None:

@@ -45,29 +45,23 @@ def polling(lock):
 
 
 @contextlib.contextmanager
-def locking_file(name, function):
-    fcntl = pytest.importorskip("fcntl")
+def locking(name, kind):
+    import fcntl
+
     with open(name, "a") as file:
-        function(file, fcntl.LOCK_EX)
+        getattr(fcntl, kind)(file, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            function(file.fileno(), fcntl.LOCK_UN)
-
-
-def a_files_lock(kind):
-    import fcntl
-
-    name = tempfile.mkstemp()[1]
-    return lambda: locking_file(name, getattr(fcntl, kind))
+            getattr(fcntl, kind)(file.fileno(), fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
-def locked_until_closed(name, by_number):
+def locked_until_closed(name):
     import fcntl
 
     with open(name, "a") as file:
-        fcntl.flock(file.fileno() if by_number else file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
@@ -101,10 +95,10 @@ LOCKS = {
     "acquire": lambda: (lock := FORK.Lock()) and (lambda: acquiring(lock)),
     "acquire(block=False)": lambda: (lock := FORK.Lock()) and (lambda: polling(lock)),
     "a Semaphore(1)": lambda: (lock := FORK.Semaphore(1)) and (lambda: lock),
-    "flock": lambda: a_files_lock("flock"),
-    "flock, closed": lambda: a_file(locked_until_closed, False),
+    "flock": lambda: a_file(locking, "flock"),
+    "flock, closed": lambda: a_file(locked_until_closed),
     "os.lockf, closed": lambda: a_file(locked_by_number),
-    "lockf": lambda: a_files_lock("lockf"),
+    "lockf": lambda: a_file(locking, "lockf"),
 }
 
 
