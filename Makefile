@@ -1,6 +1,6 @@
 # make timeline   run the four loaders on MNIST, print the tables, write timelines.html
 # make lab        open the notebooks
-# make test       pass the tests that need no browser, kernel or second Python, in six minutes on two cores
+# make test       pass the tests that need no browser, kernel or second Python, in five minutes on two cores
 # make test-all   pass all of them        make check   style, types, import rules
 # make test-spawn the main job, the lessons and the tests of the DataLoader with workers that are started anew
 # make mutants    the share of small changes of the program that the tests see: make mutants SEED=7 COUNT=100
@@ -72,17 +72,11 @@ test-spawn: setup-dev
 	  LOADERVIZ_START=$$start $(PYTEST) -k "$(ANEW)" tests/test_notebooks.py tests/portability/test_systems.py || exit 1; \
 	done
 
-# The emulator's tests on other versions of torch, each in a .venv of its own.
-VERSIONS ?= 2.10.0 2.14.1
+# The emulator's tests on other versions, PYTHON:TORCH, each in a .venv of its own; they write the table of docs/setup.md.
+VERSIONS ?= 3.11:2.10.0 3.12:2.13.0 3.13:2.14.1
 
-test-versions:
-	for version in $(VERSIONS); do \
-	  other=.venv-$$version/bin/python; install="$$other -m pip install --quiet --disable-pip-version-check"; \
-	  { test -x $$other || $(PYTHON) -m venv .venv-$$version; } && \
-	  grep -hvE "^torch(vision)?==|^-r" requirements.txt requirements-dev.txt > .venv-$$version/others.txt; \
-	  $$install torch==$$version torchvision -r .venv-$$version/others.txt && $$install --no-deps --editable . && \
-	  $$other -m pytest --numprocesses auto -m "$(FAST)" tests/emulator || exit 1; \
-	done
+test-versions: setup-dev
+	$(RUN) -m benchmarks.versions $(VERSIONS)
 
 SEED ?= 1
 COUNT ?= 100
@@ -109,7 +103,7 @@ check: setup-dev
 	$(VENV)/bin/lint-imports
 
 bench: setup-dev
-	@for file in $(filter-out benchmarks/mutants.py benchmarks/gpu_day.py,$(wildcard benchmarks/*.py)); do name=$$(basename $$file .py); echo "== $$name"; $(RUN) -m benchmarks.$$name || exit 1; done
+	@for file in $(filter-out $(addprefix benchmarks/,mutants.py gpu_day.py versions.py),$(wildcard benchmarks/*.py)); do name=$$(basename $$file .py); echo "== $$name"; $(RUN) -m benchmarks.$$name || exit 1; done
 
 notebooks: setup-dev
 	$(RUN) notebooks/build.py --execute

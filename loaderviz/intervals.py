@@ -110,8 +110,9 @@ def _joined(first: Intervals, last: Intervals) -> Intervals:
     """Return sorted intervals, which may touch, or begin within the one before, as a set; `last` never falls."""
     if not len(first):
         return np.empty((0, 2), np.int64)
-    opens = np.r_[True, first[1:] > last[:-1]]  # a gap before it
-    return np.stack([first[opens], last[np.r_[opens[1:], True]]], axis=1)
+    gap = np.ones(len(first) + 1, bool)  # before it; there is one after the last
+    np.greater(first[1:], last[:-1], out=gap[1:-1])
+    return np.stack([first[gap[:-1]], last[gap[1:]]], axis=1)
 
 
 def _pieces(

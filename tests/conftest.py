@@ -24,6 +24,11 @@ os.environ["LOADERVIZ_PROGRESS"] = "off"  # checks of tests are nobody's progres
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # whoever uses torch's profiler first in this process
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
 
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # a shell's jobs in the background; Python's programs then ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 START = os.environ.get("LOADERVIZ_START", "fork")  # how workers start; `make test-spawn` tries the others
 if sys.platform == "linux":  # what Python 3.14 starts by default, a "forkserver", cannot send data sets local to a test
     multiprocessing.set_start_method(START, force=True)

@@ -709,7 +709,7 @@ def test_a_model_that_is_moved_is_no_loading():
 def test_a_change_is_replayed_before_it_is_advised(monkeypatch):
     timeline = run(Settings(kernels=17))
     before = gains(timeline)
-    monkeypatch.setattr("loaderviz.analysis.trials.what_if", lambda timeline, **change: timeline)
+    monkeypatch.setattr("loaderviz.analysis.trials.of_loop", lambda loop, change: loop.timeline)
     timeline.results.clear()
     after = gains(timeline)
     assert "pageable-copy" in before and "pageable-copy" not in after

@@ -16,7 +16,7 @@ from typing import Any
 from loaderviz import words
 from loaderviz.analysis import WORTH_IT, Advice, Finding, PathStep
 from loaderviz.analysis.evidence import Evidence, Removal
-from loaderviz.analysis.what_if import LoopModel, changed, gpu_of, replayed, what_if
+from loaderviz.analysis.what_if import Change, LoopModel, changed, gpu_of, of_loop, replayed
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import either
 from loaderviz.timeline import KERNELS, Kind, Timeline
@@ -48,6 +48,10 @@ class Trials:
     def unchanged(self) -> float | None:
         """A step of the loop as it is [ns], in a replay; None where it cannot be replayed."""
         return _step(self._replayed)
+
+    @cached_property
+    def _loop(self) -> LoopModel:
+        return LoopModel(self.timeline)
 
     @cached_property
     def _replayed(self) -> Timeline | None:
@@ -96,7 +100,7 @@ class Trials:
         if finding.kind == "allocates-in-loop" and now and self.unchanged:  # no replay allocates
             return now, max(self.unchanged, now - (per_step or 0.0)), self._without(None)
         try:
-            predicted = self._without(removal) if removal else what_if(self.timeline, **finding.parameters)
+            predicted = self._without(removal) if removal else of_loop(self._loop, Change(**finding.parameters))
         except LoadervizError:  # it says why the loop cannot be replayed; the bound stands for itself
             return None, None, None
         before = min(now or 0.0, self.unchanged or 0.0)  # one that is slower than the loop would gain too much
@@ -109,7 +113,7 @@ class Trials:
 
     def _without(self, removal: Removal | None) -> Timeline | None:
         try:
-            loop = LoopModel(self.timeline, removal)
+            loop = LoopModel(self.timeline, removal) if removal else self._loop
             gpu = gpu_of(loop)
             config = changed(loop, pinned=True) if removal and removal.pinned else loop.config
             return replayed(loop, config, gpu, gpu, graphs=removal is not None and removal.graphs)

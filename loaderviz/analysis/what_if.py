@@ -27,7 +27,7 @@ from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import either
 from loaderviz.metrics import check_timeline, summarize
-from loaderviz.timeline import LOADING, Cause, Context, Ints, Kind, Mask, Timeline, gathered
+from loaderviz.timeline import LOADING, Cause, Context, Ints, Kind, Lane, Mask, Span, Timeline, gathered
 from loaderviz.traces.steps import noted
 from loaderviz.vendors import Api
 
@@ -50,7 +50,7 @@ MAIN_STREAM = 0.95  # of the kernels' time; with less in one stream the order be
 class HostCall:
     """A call of the host: `before` ns of its own work, then the call, which takes it `cost` ns without waiting.
 
-    `work` is the span that it launches, -1 for a synchronisation; `joins`: the computing stream waits for the
+    `work` is the span that it launches, None for a synchronisation; `joins`: the computing stream waits for the
     collectives before it.
     """
 
@@ -58,7 +58,7 @@ class HostCall:
     cost: int
     operator: str
     source: str
-    work: int
+    work: Span | None
     joins: bool = False
 
 
@@ -187,6 +187,11 @@ class LoopModel:
             raise WhatIfError(f"what_if() replays kernels in one stream, but here they run in several: {names}")
         return int(time.argmax())
 
+    @property
+    def stream(self) -> Lane:
+        """The lane of the stream that computes."""
+        return self.timeline.lanes[self.lane]
+
     @cached_property
     def fetched(self) -> dict[int, tuple[int, int]]:
         """For each batch how long it was fetched, by whom ever: on a core and without one [ns]; empty if not known."""
@@ -294,13 +299,19 @@ class LoopModel:
         after = intervals.free_within(inside, ended, np.maximum(edges[1:], ended)).tolist()
         operators = self.host & timeline.where(Kind.OPERATOR)
         of_lane = [spans[operators[spans]] for spans in timeline.by_lane()]
+        works = [self._work_of.get(row, -1) for row in rows.tolist()]
+        calls = [
+            HostCall(
+                gap, own, self.facts.innermost(of_lane[lane], row), timeline.sources[source] if source >= 0 else "",
+                span if work >= 0 else None, work in self._joining,
+            )
+            for row, gap, own, lane, source, work, span in zip(
+                rows.tolist(), before, cost, timeline.lane[rows].tolist(), timeline.source[rows].tolist(), works,
+                timeline.rows_at(np.array(works, np.int64)), strict=True,
+            )
+        ]  # fmt: skip
         for (low, high), rest in zip(pairwise(places.tolist()), after, strict=True):
-            calls = []
-            for row, gap, own in zip(rows[low:high].tolist(), before[low:high], cost[low:high], strict=True):
-                source = timeline.sources[timeline.source[row]] if timeline.source[row] >= 0 else ""
-                operator, work = self.facts.innermost(of_lane[timeline.lane[row]], row), self._work_of.get(row, -1)
-                calls.append(HostCall(gap, own, operator, source, work, work in self._joining))
-            yield tuple(calls), rest
+            yield tuple(calls[low:high]), rest
 
     @cached_property
     def _tensors(self) -> dict[int, tuple[int, ...]]:
@@ -482,6 +493,21 @@ BAND = {"emulated": 0.1, "": 0.1, "workers": 0.15}  # to each side; with other w
 _UNSCALED = re.compile(r"multi_tensor_apply|adam|sgd|foreach|optim|nccl|rccl", re.IGNORECASE)  # cost of the parameters
 
 
+@dataclass(frozen=True)
+class Change:
+    """What `what_if` is asked for."""
+
+    pinned: bool | None = None
+    prefetch: int | None = None
+    resident: bool | Literal["gather", "slices"] | None = None
+    workers: int | None = None
+    gpu: str | Gpu | None = None
+    batch_size: int | None = None
+    graphs: bool | None = None
+    ranks_on_host: int | None = None
+    threads: bool | float | None = None
+
+
 def what_if(
     timeline: Timeline,
     pinned: bool | None = None,
@@ -522,12 +548,16 @@ def what_if(
     >>> loaderviz.summarize(loaderviz.what_if(timeline, prefetch=2)).step
     887700.0
     """
-    loop = LoopModel(check_timeline(timeline, "what_if()"))
-    _check_options(
-        pinned=pinned, prefetch=prefetch, resident=resident, workers=workers, batch_size=batch_size, graphs=graphs,
-        ranks_on_host=ranks_on_host,
-    )  # fmt: skip
-    config = _in_threads(loop, changed(loop, pinned, prefetch, bool(resident), workers), threads)
+    asked = Change(pinned, prefetch, resident, workers, gpu, batch_size, graphs, ranks_on_host, threads)
+    return of_loop(LoopModel(check_timeline(timeline, "what_if()")), asked)
+
+
+def of_loop(loop: LoopModel, asked: Change) -> Timeline:
+    """Return the timeline of a loop with a change, as `what_if` does."""
+    timeline, gpu = loop.timeline, asked.gpu
+    _check_options(asked)
+    config = changed(loop, asked.pinned, asked.prefetch, bool(asked.resident), asked.workers)
+    config = _in_threads(loop, config, asked.threads)
     source, here = gpu_of(loop), timeline.context.device
     target = source if gpu is None else gpu if isinstance(gpu, Gpu) else Gpu.preset(known_gpu(gpu) or gpu)
     if target.name == here or (gpu is not None and known_gpu(here) == known_gpu(target.name) != ""):
@@ -537,11 +567,10 @@ def what_if(
         raise WhatIfError(
             f"what_if(gpu=...) scales the kernels, but {here!r}, where they ran, is none of {', '.join(sorted(GPUS))}"
         )
-    scale = _scale(loop, batch_size)
-    ranks = ranks_on_host or 1
+    scale, graphs, ranks = _scale(loop, asked.batch_size), bool(asked.graphs), asked.ranks_on_host or 1
     if config == loop.config and target == source and scale == 1 and not graphs and ranks == 1:
         return noted(timeline, "what_if() was asked for what it is already: nothing is changed")
-    return replayed(loop, config, source, target, scale, slices=resident == "slices", graphs=bool(graphs), ranks=ranks)
+    return replayed(loop, config, source, target, scale, slices=asked.resident == "slices", graphs=graphs, ranks=ranks)
 
 
 def replayed(
@@ -606,9 +635,11 @@ def _scale(loop: LoopModel, batch_size: int | None) -> float:
     return batch_size / float(np.median(known))
 
 
-def _check_options(**options: Any) -> None:
+def _check_options(change: Change) -> None:
     """Raise `WhatIfError` for a value that makes no sense."""
-    for name, asked in options.items():
+    for name, asked in vars(change).items():
+        if name in ("gpu", "threads"):
+            continue
         least, most = LIMITS.get(name, (0, 0))
         if most and asked is not None and (type(asked) is not int or not least <= asked <= most):
             raise WhatIfError(f"what_if({name}={asked!r}): give a whole number from {least} to {most}, or None")
@@ -728,13 +759,13 @@ class _LoopWork:
 
     def _is_captured(self, call: HostCall) -> bool:
         """Tell whether a CUDA graph would launch what this call does; a wait, and a result for the host, end one."""
-        if not self.graphs or call.work < 0 or call.joins or self.loop.timeline.lane[call.work] != self.loop.lane:
+        if not self.graphs or call.work is None or call.joins or call.work.lane is not self.loop.stream:
             return False
-        return self.loop.timeline.kind[call.work] in (Kind.COMPUTE, Kind.MEMSET, Kind.COPY_D2D)
+        return call.work.kind in (Kind.COMPUTE, Kind.MEMSET, Kind.COPY_D2D)
 
     def _launch_graph(self, runtime: Runtime, number: int, calls: Sequence[HostCall]) -> None:
         """Launch it, once the batch is where the graph reads it; the Python around its calls ran in the capture."""
-        runtime.source, spans = calls[0].source, [self.loop.timeline.row(call.work) for call in calls]
+        runtime.source, spans = calls[0].source, [call.work for call in calls if call.work]
         for nbytes in self.batch(number).tensors if self.copied_ahead else ():
             runtime.memcpy(nbytes, "d2d")
         runtime.launch_graph(GraphNode(span.name, self._time(span.name, span.duration, span.kind)) for span in spans)
@@ -745,15 +776,14 @@ class _LoopWork:
         runtime.host_needs(time)
 
     def _call(self, runtime: Runtime, call: HostCall) -> None:
-        if call.work < 0:
+        span, began, cost = call.work, runtime.now, round(call.cost * self.slower)
+        if span is None:
             runtime.synchronize(runtime.default_stream)
             return
-        timeline, began, cost = self.loop.timeline, runtime.now, round(call.cost * self.slower)
-        span = timeline.row(call.work)
         if call.joins and self.collectives is not None:
             runtime.wait_stream(runtime.default_stream, self.collectives, asked=False)
             self.owed += runtime.now - began
-        if span.kind is Kind.COMMUNICATION and timeline.lane[call.work] != self.loop.lane:
+        if span.kind is Kind.COMMUNICATION and span.lane is not self.loop.stream:
             self.collectives, began = self.collectives or runtime.stream(), runtime.now
             runtime.wait_stream(self.collectives, runtime.default_stream, asked=False)
             runtime.launch(span.duration, self.collectives, name=span.name)

@@ -18,6 +18,12 @@ from torch.cuda._sanitizer import CUDASanitizerDispatchMode, CUDASanitizerErrors
 
 import loaderviz as lv
 
+TABLES = {name: table for name, table in vars(_gpu_trace).items() if hasattr(table, "callback_list")}
+for (
+    table
+) in TABLES.values():  # to import the detector is to let it listen: recordings of all tests would take twice as long
+    table.callback_list.clear()
+
 
 class Both(Machine):
     """Tells torch's detector of a program, too; `reports` has for each kernel: does ours report it, does torch's?"""
@@ -105,10 +111,9 @@ def test_ours_sees_what_torchs_cannot():
 @pytest.fixture
 def tables(monkeypatch):
     """The tables of torch's hooks, by name, with no listener until the end of the test."""
-    found = {name: table for name, table in vars(_gpu_trace).items() if hasattr(table, "callback_list")}
-    for table in found.values():
+    for table in TABLES.values():
         monkeypatch.setattr(table, "callback_list", [])
-    return found
+    return TABLES
 
 
 def verdicts(run):

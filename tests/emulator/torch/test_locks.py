@@ -390,6 +390,7 @@ def test_the_context_says_how_long_a_fetch_had_it_and_waited_for_it(cost):
 
 
 @needs_fork
+@pytest.mark.once_for("workers")
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 @pytest.mark.parametrize("then", [1, 3, 6])
 def test_what_if_waits_for_the_lock_as_a_recording_does(workers, then):

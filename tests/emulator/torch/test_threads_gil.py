@@ -100,6 +100,7 @@ def test_r53_operators_beside_python_are_few_in_an_interval(where, few, beside):
     assert waits.max() < (5 * beside + 0.1) * MS and waits.sum() > 190 * MS
 
 
+@pytest.mark.once_for("c")
 @pytest.mark.parametrize("c", [1e-6, 4e-6, 1e-5, 1.1e-5, 7.3e-5, 3e-4])
 @pytest.mark.parametrize("python", [1e-7, 9e-7, 4e-6])
 def test_r53_nobody_starves_beside_threads_that_let_go_of_the_lock_and_take_it_just_as_often(c, python):
