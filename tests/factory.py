@@ -39,6 +39,7 @@ KERNELS = 5  # per batch
 SAMPLES, NBYTES = 256, 802_816
 LOADERS = ("blocking", "pinned", "prefetch", "resident")
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # a case for `make test-all`
+STARTS_A_THREAD = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "traces"
 
 

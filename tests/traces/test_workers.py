@@ -198,7 +198,8 @@ def test_the_records_outlive_a_worker_that_dies(how, tmp_path, monkeypatch):
     ],
 )
 def test_a_batch_that_cannot_be_sent_is_an_error_and_no_wait_for_ever(on, refused, told, monkeypatch):
-    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", partial(refuse, refused))  # in the forked workers, too
+    # in the forked workers, too
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", lambda storage: refuse(refused))
     # torch.stack leaves it to the queue to put the batch into shared memory.
     loader = DataLoader([torch.ones(3)] * 4, 2, num_workers=1, collate_fn=torch.stack, timeout=20)
     with pytest.raises((RuntimeError, OSError), match=told) as caught, lv.record(on=on):

@@ -20,7 +20,7 @@ from functools import partial
 
 import pytest
 import torch
-from factory import beside, in_threads
+from factory import STARTS_A_THREAD, beside, in_threads
 from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
@@ -485,6 +485,7 @@ def impatient(monkeypatch):
         monkeypatch.setattr(threads, name, value)
 
 
+@pytest.mark.skipif(sys.version_info[:3] == (3, 13, 0), reason="that Python lets an error of a signal out of the block")
 def test_a_loop_that_looks_at_a_variable_is_refused(impatient, silent):
     done = []
     says = "the main thread loops over something"
@@ -685,8 +686,7 @@ def test_a_thread_that_could_not_be_started_has_no_turn(monkeypatch):
     with lv.record(on="a100"):
         thread = threading.Thread(target=bool)
         with monkeypatch.context() as patch:
-            patch.setattr(threading, "_start_new_thread", no_more)
-            patch.setattr(threading, "_start_joinable_thread", no_more, raising=False)
+            patch.setattr(threading, STARTS_A_THREAD, no_more)
             with pytest.raises(RuntimeError, match="no more"):
                 thread.start()
         in_threads(lambda: torch.ones(1, device="cuda"))
