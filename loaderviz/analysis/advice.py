@@ -19,6 +19,7 @@ from loaderviz.analysis import NO_GAIN, WORTH_IT, Advice, Finding, FindingKind, 
 from loaderviz.analysis.evidence import (
     ANOMALY,
     FINITE,
+    LOCK_TAKEN,
     MASKS,
     READING,
     Evidence,
@@ -619,7 +620,9 @@ def waiting_for_data(facts: Evidence) -> Found:
     )
     if change is AS_READY:
         return finding, facts.removal(even=True)
-    return (finding, facts.removal(waits=facts.unlocked)) if change is AT_LOCK else finding
+    if change is AT_LOCK and facts.queued:  # one worker alone waits for nobody: what it would gain was not replayed
+        return finding, facts.removal(waits=facts.unlocked)
+    return finding
 
 
 def slow_line(facts: Evidence) -> Found:
@@ -1454,7 +1457,7 @@ def _at_lock(facts: Evidence) -> str:
     if seen > QUEUED:
         share = facts.queued / (facts.fetch.computes + facts.fetch.waits)
         return f"for {words.share(share)} of it they wait for each other{at}"
-    if facts.lock_is_taken > SATURATED:
+    if facts.lock_is_taken > LOCK_TAKEN:
         return f"each batch needs the lock{at} for {words.duration(facts.locked)}, and one fetch has it at a time"
     return ""
 

@@ -50,6 +50,7 @@ from loaderviz.vendors import MIGRATION, Api, calls_of
 
 FEW, UNSEEN = 20, 0.25  # launches; share of the window in which the host waits for work that nobody sees
 PHASE, PHASE_SHARE = 5, 0.1  # steps, and share of the window, of a part of the loop that is judged by itself
+LOCK_TAKEN = 0.9  # of the time: where one of them has the lock so long, more workers gain next to nothing
 QUEUED = 10_000  # ns: of two kernels that were both launched before, the second begins so soon after the first
 LATE_FIRST, OFTEN = 1_000_000, 10  # ns, and times a later call: a first call that takes so long has started something
 EARLY = 0.1  # of a step: so much work of the device that was launched before the window is of steps without a mark
@@ -1021,8 +1022,8 @@ class Evidence:
 
     @cached_property
     def more_workers(self) -> bool:
-        """Whether more workers than now can help."""
-        return SPARE * len(self.lanes_of("worker")) < self.most_workers
+        """Whether more workers than now can help: there is room for them, and a lock that all need is free at times."""
+        return SPARE * len(self.lanes_of("worker")) < self.most_workers and self.lock_is_taken < LOCK_TAKEN
 
     def workers_for(self, gain: Gain) -> int | None:
         """Return how many workers keep up with the loop once the gain is made; None if the timeline does not tell."""

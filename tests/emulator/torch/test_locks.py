@@ -414,6 +414,17 @@ def test_advice_names_the_lock_and_offers_no_more_workers():
 
 
 @needs_fork
+@pytest.mark.parametrize(("other", "helps"), [(0, False), (OTHER // 2, True)])
+def test_one_worker_that_has_the_lock_all_the_time_needs_no_second_one(other, helps):
+    alone = recorded(LOCKS["a Lock"](), 1, other=other, batches=40, cost=declared)
+    found = next(each for each in lv.advise(alone) if each.kind == "waiting-for-data")
+    assert ("num_workers=" in found.change) is helps
+    assert helps or ("hold the lock for less" in found.change and "and one fetch has it at a time" in found.evidence)
+    beside = recorded(LOCKS["a Lock"](), 2, other=other, batches=40, cost=declared)
+    assert (lv.summarize(beside).step < 0.9 * lv.summarize(alone).step) is helps
+
+
+@needs_fork
 @pytest.mark.this_clock
 def test_on_this_machines_clock_nobody_waits_twice():
     """Workers of this machine really wait for each other: that is no wait of the emulated ones."""
