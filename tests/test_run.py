@@ -1,5 +1,6 @@
 """`python -m loaderviz run`: a program runs as under Python itself, and is recorded however it ends."""
 
+import gc
 import os
 import re
 import subprocess
@@ -333,6 +334,7 @@ def test_a_launcher_of_ranks_does_not_train_them_on_the_cpu_unseen(launchers, ca
     out, err = capfd.readouterr()
     assert "trained on" not in out
     assert told in err and "torchrun --nproc-per-node 1 -m loaderviz run" in err
+    gc.collect()  # the launcher's store joins threads when it goes: in a forked worker, which has none, that is its end
 
 
 @pytest.mark.filterwarnings("always:train runs in a process")
