@@ -69,9 +69,9 @@ def set_up(python: str, torch: str) -> Path:
     return own
 
 
-def tested(python: str, torch: str) -> Row:
-    """Run the tests, and return what they said."""
-    own, report = set_up(python, torch), ROOT / f".venv-{python}-{torch}" / "report.xml"
+def tested(own: Path, torch: str) -> Row:
+    """Run the tests with this Python, and return what they said."""
+    report = own.parents[1] / "report.xml"
     report.unlink(missing_ok=True)
     command = [own, "-m", "pytest", "-q", "-n", "auto", "-m", "not fuzz and not slow", f"--junitxml={report}", *TESTS]
     subprocess.run(command, cwd=ROOT)
@@ -90,7 +90,13 @@ def main(pairs: list[str]) -> int:
     if wrong := [pair for pair in pairs if pair.count(":") != 1] or [""] * (not pairs):
         print(f"{wrong[0]!r} is no pair such as 3.13:2.14.1 (a Python and a torch)", file=sys.stderr)
         return 2
-    rows = [tested(*pair.split(":")) for pair in pairs]
+    asked = [pair.split(":") for pair in pairs]
+    try:
+        pythons = [set_up(python, torch) for python, torch in asked]
+    except FileNotFoundError as problem:
+        print(problem, file=sys.stderr)
+        return 2
+    rows = [tested(own, torch) for own, (_, torch) in zip(pythons, asked, strict=True)]
     write(rows)
     print(TABLE + "".join(map(str, rows)), end="")
     return sum(bool(row.failed) for row in rows)

@@ -34,9 +34,11 @@ def test_the_table_takes_the_place_of_the_last_one_and_nothing_else_changes(tmp_
     assert BETWEEN.sub("", written) == BETWEEN.sub("", text)
 
 
-def test_a_python_that_is_not_there_is_named():
+def test_a_python_that_is_not_there_is_named(capsys):
     with pytest.raises(FileNotFoundError, match=r"there is no python3\.99 on the PATH"):
         set_up("3.99", "2.13.0")
+    assert main(["3.99:2.13.0"]) == 2
+    assert capsys.readouterr().err == "there is no python3.99 on the PATH\n"
 
 
 @pytest.mark.parametrize("pairs", [["3.99"], ["3.99:2.13.0", "a:b:c"], []])

@@ -19,7 +19,6 @@ from loaderviz.analysis import NO_GAIN, WORTH_IT, Advice, Finding, FindingKind, 
 from loaderviz.analysis.evidence import (
     ANOMALY,
     FINITE,
-    LOCK_TAKEN,
     MASKS,
     READING,
     Evidence,
@@ -1457,7 +1456,7 @@ def _at_lock(facts: Evidence) -> str:
     if seen > QUEUED:
         share = facts.queued / (facts.fetch.computes + facts.fetch.waits)
         return f"for {words.share(share)} of it they wait for each other{at}"
-    if facts.lock_is_taken > LOCK_TAKEN:
+    if facts.lock_is_taken:
         return f"each batch needs the lock{at} for {words.duration(facts.locked)}, and one fetch has it at a time"
     return ""
 

@@ -858,9 +858,10 @@ class Evidence:
         return min(self.fetch_lines(Cause.THREAD)[1], 1 - 1 / number) * (self.fetch.computes + self.fetch.waits)
 
     @property
-    def lock_is_taken(self) -> float:
-        """The share (0..1) of the time in which a fetch has that lock."""
-        return min(1.0, self.locked * int(self.fetches.sum()) / self.window) if self.window else 0.0
+    def lock_is_taken(self) -> bool:
+        """Whether one of the workers has that lock nearly all the time."""
+        taken = self.locked * int(self.fetches.sum())
+        return bool(self.lanes_of("worker")) and taken > LOCK_TAKEN * self.window
 
     @property
     def unlocked(self) -> float:
@@ -1023,7 +1024,7 @@ class Evidence:
     @cached_property
     def more_workers(self) -> bool:
         """Whether more workers than now can help: there is room for them, and a lock that all need is free at times."""
-        return SPARE * len(self.lanes_of("worker")) < self.most_workers and self.lock_is_taken < LOCK_TAKEN
+        return SPARE * len(self.lanes_of("worker")) < self.most_workers and not self.lock_is_taken
 
     def workers_for(self, gain: Gain) -> int | None:
         """Return how many workers keep up with the loop once the gain is made; None if the timeline does not tell."""

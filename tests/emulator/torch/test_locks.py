@@ -425,6 +425,13 @@ def test_one_worker_that_has_the_lock_all_the_time_needs_no_second_one(other, he
 
 
 @needs_fork
+def test_a_loop_without_workers_is_not_promised_the_time_with_the_lock():
+    alone = recorded(LOCKS["a Lock"](), 0, other=OTHER // 10, batches=40, cost=declared)
+    found = next(each for each in lv.advise(alone) if each.kind == "fetch-in-loop")
+    assert found.expected_gain.per_step < 1.2 * (lv.summarize(alone).step - BATCH * HELD)  # a bound is above a replay
+
+
+@needs_fork
 @pytest.mark.this_clock
 def test_on_this_machines_clock_nobody_waits_twice():
     """Workers of this machine really wait for each other: that is no wait of the emulated ones."""
