@@ -103,11 +103,11 @@ _COLLECTIVES = Subject((Kind.COMMUNICATION,))
 
 def pageable_copy(facts: Evidence) -> Found:
     """Copies to the GPU from pageable memory: they go through a staging buffer and block the host (R1, R7)."""
-    copies, (made, makers) = facts.pageable, facts.converted
+    copies = facts.pageable
     if not copies.any():
         return None
-    if 2 * _carried(facts, made) > _carried(facts, copies):
-        return _converted(facts, made, makers)
+    if _makes_its_own(facts):
+        return _converted(facts, *facts.converted)
     left, known = _if_pinned(facts, copies)
     taking = (
         facts.loop & facts.timeline.named(HAND_OUT.__eq__) & bool(facts.lanes_of("worker"))
@@ -141,6 +141,11 @@ def pageable_copy(facts: Evidence) -> Found:
 
 def _carried(facts: Evidence, copies: Mask) -> int:
     return int(facts.timeline.nbytes[copies].clip(1).sum())
+
+
+def _makes_its_own(facts: Evidence) -> bool:
+    """Tell whether most of what is copied from pageable memory is made by the loop, which no loader pins."""
+    return bool(facts.pageable.any()) and 2 * _carried(facts, facts.converted[0]) > _carried(facts, facts.pageable)
 
 
 def _converted(facts: Evidence, copies: Mask, makers: Mask) -> Tried:
@@ -685,8 +690,10 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
     taking = either(facts.covered(facts.waiting(Cause.DATA)), facts.covered(facts.loop & facts.handing_out))
     taking = intervals.subtract(taking, facts.covered(facts.fetching))  # of another loader, which has no workers
     time, making = intervals.length(taking), round(fetch * (facts.steps or 0))
-    if not (number and making) or time <= making or facts.unlike_loaders:  # which one's it is, is not known then
+    if not (number and making) or facts.unlike_loaders:  # which one's it is, is not known then
         return None
+    if time <= making:
+        return _received(facts, time)
     gain = facts.gain(time, "what the loop waits for workers, and takes from them", facts.device_floor())
     return Finding(
         "workers-cost-more",
@@ -695,6 +702,24 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
         "loader = DataLoader(..., num_workers=0)  # or larger batches, whose samples are made at once",
         gain,
         {"workers": 0},
+        subject=_DATA,
+    )
+
+
+def _received(facts: Evidence, taking: int) -> Finding | None:
+    """What the loop waits for is there: each tensor of a batch comes by a file and a socket of its own."""
+    received = facts.received
+    time = facts.length(received)
+    if facts.lanes_of("pin") or 2 * time < taking or facts.timeline.context.origin == "emulated":
+        return None
+    gain = facts.gain(time, "what the loop takes to receive batches", facts.device_floor(), facts.host_floor())
+    return Finding(
+        "workers-cost-more",
+        f"the loop waits {duration(facts, time)} for batches that its workers have made already "
+        f"({where(facts, received)}): it receives them, and each tensor comes through a file and a socket of its own",
+        "# send fewer tensors: join those of a batch in collate_fn, and split them on the GPU;\n"
+        "# or let the pin thread receive them: DataLoader(..., pin_memory=True); or num_workers=0",
+        gain,
         subject=_DATA,
     )
 
@@ -850,7 +875,7 @@ def synchronizes_each_step(facts: Evidence) -> Found:
 
 def anomaly_mode(facts: Evidence) -> Finding | None:
     """Anomaly detection is on: each gradient is looked at, and each operator forward keeps the stack of its call."""
-    checks = facts.loop & facts.timeline.named(ANOMALY.__contains__) & (facts.last > facts.first)
+    checks = facts.program & facts.timeline.named(ANOMALY.__contains__) & (facts.last > facts.first)
     count, waits = int(checks.sum()), facts.length(facts.synchronizes(None))
     if count < 2 * (facts.steps or 1):  # one is the program's own
         return None
@@ -1135,7 +1160,7 @@ ONE_BY_ONE = {  # operators that torch has for lists of tensors, too
     for end in ("", "_")
 }
 SINGLY, PART = 16, 0.1  # such calls a step, and of all kernels, from which they are named
-OPTIMIZER = -2  # stands for the lines of all optimizers
+OPTIMIZER, ROW = -2, -3  # stand for the lines of all optimizers, and of rows of such calls where no lines are known
 FOREACH = "optimizer = {name}(..., foreach=True)  # or fused=True: all parameters at once"
 # Of torch.optim; a name that a library gave its own, such as apex' FusedAdam, may take no such value.
 TAKES_FOREACH = frozenset(
@@ -1183,6 +1208,17 @@ def _alternate(facts: Evidence, mine: Ints, others: Ints) -> bool:
     return bool(2 * np.count_nonzero(same) > len(others))
 
 
+def _in_rows(timeline: Timeline, rows: Ints, single: Mask) -> Mask:
+    """Tell which of these operators are in a long row of outermost ones that torch has for lists of tensors, too."""
+    ended = np.r_[timeline.begin, np.maximum.accumulate(timeline.end[rows])][: len(rows)]
+    outer = np.flatnonzero(timeline.start[rows] >= ended)
+    runs = np.flatnonzero(np.diff(np.r_[False, single[outer], False]))
+    found = np.zeros(len(rows), bool)
+    for first, last in runs.reshape(-1, 2).tolist():
+        found[outer[first:last]] = last - first >= SINGLY
+    return found
+
+
 def one_by_one(facts: Evidence) -> Found:
     """Operators that go through a list of tensors one by one, such as an optimizer: torch has calls for all at once."""
     timeline, steps, kernels = facts.timeline, facts.rounds or 0, int(facts.mask(*KERNELS).sum())
@@ -1190,8 +1226,12 @@ def one_by_one(facts: Evidence) -> Found:
     rows = np.flatnonzero(facts.loop & timeline.where(Kind.OPERATOR) & ~optimizing)
     rows = rows[(timeline.start[rows] >= facts.start) & (timeline.start[rows] < facts.end)]
     inside = intervals.covers(facts.covered(optimizing), timeline.start[rows])
-    lines = np.where(inside, OPTIMIZER, timeline.source[rows])
-    single = timeline.named(ONE_BY_ONE.__contains__)[rows] & (lines != -1)
+    single = timeline.named(ONE_BY_ONE.__contains__)[rows]
+    lines = timeline.source[rows]
+    if (lines == -1).all():  # as where a real GPU is recorded: what follows one on the other is a loop
+        lines = np.where(_in_rows(timeline, rows, single), ROW, -1)
+    lines = np.where(inside, OPTIMIZER, lines)
+    single &= lines != -1
     known, counts = np.unique(lines[single], return_counts=True)
     counts[2 * counts <= [int((lines == line).sum()) for line in known]] = 0  # as in a backward pass
     if not (steps and len(known) and counts.max() >= max(SINGLY * steps, PART * kernels)):
@@ -1469,7 +1509,8 @@ def _seldom(facts: Evidence, seen: str, waits: Mask, nearly: bool) -> tuple[str,
         return f"{seen}{late}", leave_out
     time = (facts.timeline.end - facts.timeline.start)[facts.fetches]
     if len(time) and np.quantile(time, 0.95) > UNEVEN * np.median(time):
-        if 2 * facts.length(waits & facts.others_ready) < facts.length(waits):
+        kept = 2 * facts.length(waits & facts.others_ready) >= facts.length(waits)
+        if not kept or (nearly and not few and facts.more_workers):  # who works all the time needs help, in any order
             return None
         return f"{seen}{late}, and some batches take far longer: others are ready, and have to wait for them", AS_READY
     if not few and facts.length(waits) > OFTEN_BEHIND * facts.window:
@@ -1493,7 +1534,8 @@ def _often(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
 
 
 def _pin(facts: Evidence) -> str:
-    return ", pin_memory=True" if facts.summary.busy and not facts.unlike_loaders else ""
+    pins = facts.summary.busy and not facts.unlike_loaders and not _makes_its_own(facts)
+    return ", pin_memory=True" if pins else ""
 
 
 def too_slow(facts: Evidence, *floors: Floor) -> str:

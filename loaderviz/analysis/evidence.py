@@ -91,7 +91,9 @@ LOOKS_ON = re.compile(
 LOOKS_AT = re.compile(
     r"aten::(sum|mean|a?min|a?max|argm(in|ax)|std|var|norm|any|all|equal|unique|histc|bincount)"
 ).match
-FASTEST = 30  # bytes a ns: what makes a tensor takes longer, and so what is shorter has made another one
+# Bytes a ns of one thread: what makes a tensor takes longer, and so what is shorter has made another one. Many threads
+# make a large one sooner: 16 divide 6.3 MB of floats in 86 us. An operator takes so many ns whatever it does
+FASTEST, TOGETHER, CALLED = 30, 100, 10_000
 TRAINS = re.compile(
     r"aten::\w*(mm|conv|linear|matmul|attention|embedding)|Optimizer\.step#"
 ).match  # no line to leave out
@@ -326,12 +328,17 @@ class Evidence:
         none = np.searchsorted(launches, begins) == np.searchsorted(launches, ended)
         return timeline.places(mine[none & (ended >= timeline.begin)])
 
+    @cached_property
+    def program(self) -> Mask:
+        """The spans of the loop's thread, and of those that torch starts for it, such as autograd's."""
+        threads = self.timeline.in_lanes(lambda lane: lane.role == "thread")
+        return self.loop | threads & (self.last > self.first)
+
     def operating(self, operators: Sequence[str]) -> Mask:
-        """The loop's spans that are one of these operators, or in one, and what they launch."""
-        inside = self.covered(
-            self.loop & self.timeline.where(Kind.OPERATOR) & self.timeline.named(operators.__contains__)
-        )
-        mine = self.loop & intervals.covers(inside, self.timeline.start) & ~self.timeline.where(Kind.RANGE)
+        """The program's spans that are one of these operators, or in one, and what they launch."""
+        host, timeline = self.program, self.timeline
+        inside = self.covered(host & timeline.where(Kind.OPERATOR) & timeline.named(operators.__contains__))
+        mine = host & intervals.covers(inside, timeline.start) & ~timeline.where(Kind.RANGE)
         both: Mask = mine | self.here & self.launched(mine)
         return both
 
@@ -410,7 +417,8 @@ class Evidence:
             edge = edges[np.searchsorted(edges, begin, side="right") - 1]
             after, until = np.searchsorted(begins, (edge, begin)).tolist()
             made = after + np.flatnonzero(lasts[after:until] * (timeline.end[rows[after:until]] <= begin))
-            copies[copy] = lasts[made].sum() * FASTEST > timeline.nbytes[copy]
+            most = max(lasts[made].sum() * FASTEST, (lasts[made] - CALLED).clip(0).sum() * TOGETHER)
+            copies[copy] = most > timeline.nbytes[copy]
             found[rows[made]] |= copies[copy]
         return copies, found
 
@@ -830,6 +838,15 @@ class Evidence:
         before = np.searchsorted(timeline.end[fetched], timeline.start, side="right")
         ready: Mask = self.waiting(Cause.DATA) & (latest[before] > timeline.end)
         return ready
+
+    @cached_property
+    def received(self) -> Mask:
+        """The waits of the loop for batches that a worker has made before them: it receives what is there."""
+        timeline, last = self.timeline, int(self.timeline.batch.max(initial=0)) + 1
+        made = np.full(last + 1, timeline.end.max(initial=0))
+        rows = np.flatnonzero(self.fetches & ~self.loop & (timeline.batch >= 0))
+        made[timeline.batch[rows]] = timeline.end[rows]
+        return self.waiting(Cause.DATA) & (timeline.batch >= 0) & (made[timeline.batch] <= timeline.start)
 
     @cached_property
     def fetch_place(self) -> tuple[Cause, str, float]:
