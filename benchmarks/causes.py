@@ -27,6 +27,7 @@ from benchmarks.loops import own, strangers
 from benchmarks.loops.case import Case
 from loaderviz import words
 from loaderviz.analysis import WORTH_IT, Advice, Finding
+from loaderviz.analysis.advice import LARGE, LOADS
 
 PAGE = Path(__file__).parents[1] / "docs" / "advice.md"
 HOSTS = ("workstation", "laptop", "auto", "cpu", "gpu")
@@ -42,7 +43,7 @@ USUAL = {
     "fetch-in-loop": {"workers": 8, "pinned": True},
     "workers-cost-more": {"workers": 0},
 }
-IDLE = 0.5  # of the time
+IDLE = 0.3  # of the time
 NOTHING = ("nothing-to-gain", "no-gpu-work", "cause-not-seen", "work-not-seen")
 BESIDE = (  # told, but no cause of a step's time
     "start-up",
@@ -75,8 +76,10 @@ class Row:
         """Whether the cause comes first, with its line."""
         if self.first is None:
             return False
-        if self.by_host:
-            return self.first.kind == "host-bound"
+        if self.by_host and self.first.kind in LARGE:
+            return True
+        if self.host == "gpu" and "unpriced" in self.case.kinds:  # there, all has its price
+            return self.first.kind in LOADS
         return self.first.kind in self.case.kinds and (not self.case.line or self.named)
 
     @property
@@ -121,7 +124,7 @@ def usual(case: Case, host: str, **change: object) -> lv.Timeline:
 def is_by_host(case: Case, timeline: lv.Timeline) -> bool:
     """Whether the host sets the pace of a loop on a real GPU: that is idle, and the known repair gains little."""
     summary = lv.summarize(timeline)
-    if (summary.busy or 0) > IDLE or "host-bound" in case.kinds or not summary.step:
+    if (summary.busy or 0) > 1 - IDLE or "host-bound" in case.kinds or not summary.step:
         return False
     if set(case.kinds) & set(NOTHING):
         return True

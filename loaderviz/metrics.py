@@ -503,7 +503,7 @@ class Loop:
                 told = [found[name].groupdict() for name in timeline.name[spans].tolist()]
                 counts = [int(each["samples"]) if each.get("samples") else None for each in told]
                 spans, samples = _joined(timeline, spans, counts)
-                cut = int(told[0]["number"]) > 0
+                cut = int(found[int(timeline.name[marks[0]])]["number"]) > 0  # whoever takes it: a validation, too
                 first = 0 if cut else _first_steady(timeline, device, spans)
                 others, used = _others(timeline, device, marks, spans)
                 last = _last(timeline, device, np.r_[spans, others[used]], others[~used])

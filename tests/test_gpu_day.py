@@ -4,6 +4,7 @@ import json
 import socket
 import sys
 import zipfile
+from pathlib import Path
 
 import factory
 import pytest
@@ -134,3 +135,14 @@ def test_without_a_gpu_one_sentence_says_so_and_nothing_is_written(options, tmp_
     run = factory.python("-m", "benchmarks.gpu_day", *options, folder=tmp_path)
     assert (run.returncode, run.stdout) == (1, "") and list(tmp_path.iterdir()) == []
     assert run.stderr == "torch sees no CUDA GPU on this machine, so there is nothing to try.\n"
+
+
+def test_all_tests_that_need_a_gpu_are_among_those_of_the_day():
+    tests = Path(__file__).parent
+    signs = "@pytest.mark.gpu\n", "marks=pytest.mark.gpu)"
+    marked = [path for path in tests.rglob("test_*.py") if path.name != Path(__file__).name]
+    marked = [
+        path for path in [*marked, *tests.rglob("conftest.py")] if any(sign in path.read_text() for sign in signs)
+    ]
+    assert len(marked) == 3
+    assert all(any(path.is_relative_to(place) for place in gpu_day.GPU_TESTS) for path in marked)

@@ -718,7 +718,7 @@ def _received(facts: Evidence, taking: int) -> Finding | None:
         f"the loop waits {duration(facts, time)} for batches that its workers have made already "
         f"({where(facts, received)}): it receives them, and each tensor comes through a file and a socket of its own",
         "# send fewer tensors: join those of a batch in collate_fn, and split them on the GPU;\n"
-        "# or let the pin thread receive them: DataLoader(..., pin_memory=True); or num_workers=0",
+        "# or let the pin thread receive them: DataLoader(..., pin_memory=True)",
         gain,
         subject=_DATA,
     )
@@ -1228,7 +1228,7 @@ def one_by_one(facts: Evidence) -> Found:
     inside = intervals.covers(facts.covered(optimizing), timeline.start[rows])
     single = timeline.named(ONE_BY_ONE.__contains__)[rows]
     lines = timeline.source[rows]
-    if (lines == -1).all():  # as where a real GPU is recorded: what follows one on the other is a loop
+    if not len(facts.at_lines[0]):  # as where a real GPU is recorded: what follows one on the other is a loop
         lines = np.where(_in_rows(timeline, rows, single), ROW, -1)
     lines = np.where(inside, OPTIMIZER, lines)
     single &= lines != -1
@@ -1690,7 +1690,8 @@ _Test = Callable[[Finding], bool]
 _Rule = tuple[_Test, _Test, bool]  # which finding is later than which, and whether it must be
 _SOONER: tuple[_Rule, ...] = (
     (lambda one: one.kind != "late-rank", lambda one: one.kind == "late-rank", False),
-    (lambda one: one.kind in LARGE, lambda one: one.kind not in (*LARGE, *AS_LARGE), False),
+    (lambda one: one.kind == "resident", lambda one: one.kind not in (*LARGE, *AS_LARGE), False),
+    (lambda one: one.kind in LARGE, lambda one: bool(one.change) and one.kind not in (*LARGE, *AS_LARGE), False),
     (lambda one: one.kind not in AS_LARGE, lambda one: one.kind == "restarts-iterator", False),
     (lambda one: one.kind in LOADS, lambda one: one.kind in LINES, False),
     (lambda one: one.kind in LOADS and not one.parameters, lambda one: one.kind == "workers-cost-more", True),

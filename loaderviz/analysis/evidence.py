@@ -60,6 +60,7 @@ SHARED_MEMORY, PREFETCHED = 8 << 30, 2  # bytes, where not known: half of 16 GB;
 LINE_SHARE = 0.2  # of what fetches do for the longest: a line that takes so much of it is named
 LONG = 1.5  # times the median step
 OTHER, OTHER_SHARE = 100_000, 0.02  # ns a launch, share of the window: more is no launching
+SEEN, NO_ROWS = 2, np.zeros(0, np.int64)  # calls that were seen in a line, or it is not named
 LOOKS, LOOKED = 3, 0.1  # so many looks, and so much of the window, or a line that was looked at is not named
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
 _LOADER = re.compile(r"\(loader \d+\)$")  # in the name of a lane, from the second one on
@@ -295,11 +296,13 @@ class Evidence:
     def at_lines(self) -> tuple[Ints, Ints]:
         """The spans of the main thread whose line is known, and until when it is at that line: until the next one.
 
-        None where only fetches have lines, as in a recording of a real run.
+        None where few have lines: in a recording of a real run only fetches, and calls in which it was seen.
         """
         timeline = self.timeline
+        if timeline.context.origin == "recorded":
+            return (NO_ROWS, NO_ROWS)
         mine = timeline.in_lanes(lambda lane: lane.role == "main") & (timeline.source >= 0)
-        mine &= ~timeline.where(Kind.RANGE) & bool((mine & ~timeline.where(Kind.FETCH)).any())
+        mine &= ~timeline.where(Kind.RANGE)
         rows = np.flatnonzero(mine)
         starts = timeline.start[rows]
         return rows, np.maximum(np.r_[starts[1:], self.end][: len(rows)], starts)
@@ -315,7 +318,7 @@ class Evidence:
         timeline = self.timeline
         training = self.covered(self.loop & timeline.named(lambda name: bool(TRAINS(name))))
         trains = np.unique(timeline.source[self.loop & intervals.covers(training, timeline.start)])
-        lines = np.setdiff1d(timeline.source[calls], trains)
+        lines = np.setdiff1d(timeline.source[calls], trains) if len(self.at_lines[0]) else NO_ROWS
         mine = self.loop & np.isin(timeline.source, lines[lines >= 0])
         return mine | self.here & self.launched(mine)
 
@@ -1171,6 +1174,16 @@ def line_of(facts: Evidence, span: int) -> str:
     return f", called in {facts.timeline.lines[facts.timeline.sources[line]]}" if line >= 0 else ""
 
 
+def seen_in(facts: Evidence, mask: Mask) -> str:
+    """Say in which line the main thread was seen in most of these spans, of those of which it is known; else ""."""
+    timeline = facts.timeline
+    found = Counter(timeline.source[mask & (timeline.source >= 0)].tolist()).most_common(1)
+    known = int((timeline.source[mask] >= 0).sum())
+    if not found or found[0][1] < SEEN or 2 * found[0][1] <= known:
+        return ""
+    return f", most often called in {timeline.lines[timeline.sources[found[0][0]]]}"
+
+
 def where(facts: Evidence, mask: Mask) -> str:
     """Where these spans are, and the longest: "in stream 7, the longest takes 262 µs, at 1.2 ms (batch 3)"."""
     indices = np.flatnonzero(mask)
@@ -1180,4 +1193,5 @@ def where(facts: Evidence, mask: Mask) -> str:
     lasts = words.duration(int(facts.timeline.end[longest] - facts.timeline.start[longest]))
     batch = int(facts.timeline.batch[longest])
     whose = f" (batch {batch})" if batch >= 0 else ""
-    return f"in {', '.join(lanes)}, the longest takes {lasts}, at {at}{whose}{line_of(facts, longest)}"
+    line = line_of(facts, longest) or seen_in(facts, mask)
+    return f"in {', '.join(lanes)}, the longest takes {lasts}, at {at}{whose}{line}"

@@ -99,7 +99,7 @@ class LoopModel:
         self.preset = HOSTS.get(context.host.split(" (")[0]) if context.origin == "emulated" else None
         removed = either(facts.loading(self.copies), facts.covered(self._beside))
         waits = facts.covered(self.host & self.timeline.where(Kind.WAIT))
-        self._not_the_steps = either(either(waits, removed), removal.when)
+        self._not_the_steps = either(either(waits, removed), either(removal.when, facts.outside))
 
     # How the batches came
 

@@ -71,7 +71,7 @@ _STARTED = "the start of {} took {} of processor time: a new process imports wha
 _LOOK = 500_000_000  # ns until the spans of a step are counted
 _FEW = 100  # steps: a recording of no more is cut at its end alone
 _INSTALLED = str(Path(torch.__file__).parents[1])
-_TRIED = "NVIDIA H100"  # the one card on which recordings of a GPU were tried, with torch 2.11
+_TRIED = "NVIDIA H100", "NVIDIA H200"  # the cards on which recordings of a GPU were tried, with torch 2.11
 _told = set[str]()  # other cards, of which this process has said so
 
 
@@ -268,8 +268,9 @@ def untried_card(device: str) -> list[str]:
     if device in _told or (device.startswith(_TRIED) and "MIG" not in device):
         return []
     _told.add(device)
+    tried = f"an {' and an '.join(_TRIED)}"
     return [
-        f"recordings of a GPU were tried on an {_TRIED} with torch 2.11, and this card is {device}; in a copy of the "
+        f"recordings of a GPU were tried on {tried} with torch 2.11, and this card is {device}; in a copy of the "
         "repository, `python -m benchmarks.gpu_day` tries it in 20 minutes"
     ]
 

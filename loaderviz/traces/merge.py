@@ -125,8 +125,8 @@ def merged(timeline: Timeline, own: Own) -> Timeline:
     ends = np.where(host, np.minimum(timeline.end, end), timeline.end)
     timeline = replace(timeline, spans=timeline.spans | {"end": ends}).only(~host | inside)
     timeline, added = _with_workers(_completed(_translated(timeline, main), main, own), own, there, begin, end)
-    looks, usage = _looks(timeline, own.seen, there, begin, end), _usage(own, there, begin, end)
-    timeline = _let_go(timeline, looks)
+    looks, seen_inside = _looks(timeline, own.seen, there, begin, end)
+    timeline, usage = _let_go(_with_lines(timeline, seen_inside), looks), _usage(own, there, begin, end)
     looks = tuple(look for look in looks if look.line != DRAWS)
     timeline = replace(timeline, context=replace(timeline.context, looks=looks, usage=usage))
     if not added:
@@ -265,14 +265,32 @@ def _with_workers(timeline: Timeline, own: Own, there: Clock, begin: int, end: i
     return replace(timeline, spans=spans, lanes=tuple(every[number] for number in order)).sorted(), bool(rows)
 
 
-def _looks(timeline: Timeline, seen: Sequence[Look], there: Clock, begin: int, end: int) -> tuple[Look, ...]:
-    """Return the looks at the main thread that found it outside of torch, with the times of the timeline."""
+def _looks(
+    timeline: Timeline, seen: Sequence[Look], there: Clock, begin: int, end: int
+) -> tuple[tuple[Look, ...], tuple[Look, ...]]:
+    """Return the looks at the main thread that found it outside and inside of torch, with the timeline's times."""
     looks = [look._replace(time=there.of(look.time)) for look in seen if begin <= there.of(look.moment) < end]
     told = timeline.where(Kind.OPERATOR, Kind.FETCH, Kind.PIN, Kind.WAIT, Kind.API)
     told &= timeline.in_lanes(lambda lane: lane.role == "main")
-    inside = intervals.union(timeline.start[told], timeline.end[told])
-    moments = np.array([look.moment for look in looks], np.int64)
-    return tuple(compress(looks, ~intervals.covers(inside, moments)))
+    calls = intervals.union(timeline.start[told], timeline.end[told])
+    within = intervals.covers(calls, np.array([look.moment for look in looks], np.int64))
+    return tuple(compress(looks, ~within)), tuple(compress(looks, within))
+
+
+def _with_lines(timeline: Timeline, inside: Sequence[Look]) -> Timeline:
+    """Give the calls of torch in which the main thread was seen their line: the outermost ones with all in them."""
+    sources = {source: number for number, source in enumerate(timeline.sources)}
+    mine = timeline.where(Kind.OPERATOR, Kind.API, Kind.WAIT)
+    rows = np.flatnonzero(mine & timeline.in_lanes(lambda lane: lane.role == "main"))
+    starts, ends = timeline.start[rows], timeline.end[rows]
+    outer = starts >= np.r_[timeline.begin, np.maximum.accumulate(ends)][: len(rows)]
+    found = timeline.source.copy()
+    for look in inside:
+        place = int(np.searchsorted(starts[outer], look.moment, side="right")) - 1
+        if place >= 0 and look.line != DRAWS and look.moment < ends[outer][place]:
+            within = (starts >= starts[outer][place]) & (ends <= ends[outer][place])
+            found[rows[within]] = sources.setdefault(look.line, len(sources))
+    return replace(timeline, spans=timeline.spans | {"source": found}, sources=tuple(sources))
 
 
 def _let_go(timeline: Timeline, looks: Sequence[Look]) -> Timeline:

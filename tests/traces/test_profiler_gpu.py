@@ -223,6 +223,7 @@ def test_a_gpu_that_did_nothing_is_told_of(monkeypatch):
     [
         ("NVIDIA H100 80GB HBM3", 0),
         ("NVIDIA H100 PCIe", 0),
+        ("NVIDIA H200", 0),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 1),
         ("NVIDIA GeForce RTX 4090", 1),
         ("NVIDIA A100-SXM4-40GB", 1),
@@ -232,7 +233,7 @@ def test_a_gpu_that_did_nothing_is_told_of(monkeypatch):
 def test_a_card_that_was_never_tried_is_told_of_once_a_process(monkeypatch, device, said):
     monkeypatch.setattr(live, "_told", set())
     add_to_export(monkeypatch, cuda_steps, device)
-    found = [notes(recorded(train)).count(f"tried on an NVIDIA H100 with torch 2.11, and this card is {device}")] * 1
+    found = [notes(recorded(train)).count(f"and an NVIDIA H200 with torch 2.11, and this card is {device}")]
     found += [notes(recorded(train)).count("tried on an NVIDIA H100")]
     assert found == [said, 0]
 
