@@ -3,6 +3,8 @@
 `python -m benchmarks.causes` has all of them, and those of this machine.
 """
 
+from types import SimpleNamespace
+
 import pytest
 from factory import slow
 
@@ -37,3 +39,31 @@ def test_the_first_finding_is_the_cause_and_its_change_gains_what_was_predicted(
     assert row.gained == pytest.approx(gain.predicted, rel=causes.WITHIN)
     assert row.gained <= causes.SLACK * gain.per_step
     assert row.again != row.first.kind
+
+
+@pytest.mark.parametrize(
+    ("kinds", "busy", "steps", "changes", "by_host"),
+    [
+        (("nothing-to-gain",), 0.2, [], [], True),  # what its author hid is not what takes the time
+        (("nothing-to-gain",), 0.9, [], [], False),
+        (("synchronizes-each-step",), 0.2, [0.95], [{"repaired": True}], True),  # the repair gains 5 %
+        (("synchronizes-each-step",), 0.2, [0.8], [{"repaired": True}], False),
+        (("copy-not-hidden",), 0.2, [1.1], [{"prefetch": 2}], True),  # a loop without a repair of its own
+        (("host-bound",), 0.2, [], [], False),
+    ],
+)
+def test_a_real_loop_is_its_hosts_where_the_gpu_rests_and_the_known_repair_gains_little(
+    monkeypatch, kinds, busy, steps, changes, by_host
+):
+    asked = []
+    monkeypatch.setattr(causes.lv, "summarize", lambda found: SimpleNamespace(**found))
+
+    def usual(case, host, **change):
+        asked.append(change)
+        return {"step": steps[len(asked) - 1] * 1e6}
+
+    monkeypatch.setattr(causes, "usual", usual)
+    run = (lambda repaired=False: None) if {"repaired": True} in changes else (lambda prefetch=0: None)
+    case = SimpleNamespace(kinds=kinds, run=run)
+    assert causes.is_by_host(case, {"step": 1e6, "busy": busy}) is by_host
+    assert asked == changes

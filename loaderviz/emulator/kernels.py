@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import isqrt, prod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from loaderviz.emulator.hardware import FULL, SECOND, Gpu, ceil_div, table
 
@@ -66,6 +66,7 @@ TENSOR_TILES, TILES = (
     tuple(tuple(tile) for tile in tiles)
     for tiles in (_PRODUCTS["tensor_tiles"], _PRODUCTS["tensor_tiles"] + _PRODUCTS["tiles"])
 )
+PLANES: dict[str, Any] = _TABLE["planes"]
 LARGE_TILE = 256 * 128  # takes a whole multiprocessor
 ALIGNED = {"fp16": 8, "tf32": 4}  # elements of the 16 bytes that tensor cores are fed with
 QUERIES, LONG_ROW = 128, 1024  # of one attention tile; elements of a softmax row that no block holds in registers
@@ -77,6 +78,8 @@ def kernel_times(gpu: Gpu, call: Call) -> Times:
     if own := {"foreach": _foreach, "gemm": _gemm, "convolution": _convolution}.get(kind):
         return own(gpu, call)
     main: int = _attention(gpu, call) if kind == "attention" else memory_time(gpu, access(kind, call), moved(call))
+    if kind.startswith("batch_norm"):
+        main = max(main, _one_channel(gpu, access(kind, call), call))
     return (main, *(gpu.kernels["elementwise"].floor,) * BESIDE.get(call.op, 0))
 
 
@@ -154,6 +157,15 @@ def access(kind: str, call: Call) -> str:
         kept = tuple(call.writes[0].shape)  # the sum over the first dimensions is one of columns
         ending = "_columns" if prod(kept) > 1 and tuple(call.reads[0].shape[-len(kept) :]) == kept else ""
     return kind + ending
+
+
+def _one_channel(gpu: Gpu, kind: str, call: Call) -> int:
+    """Return how long batch norm takes one channel of images, where each has one block [ns]; 0 where it has several."""
+    images = next((array for array in call.reads if len(array.shape) > 2), None)
+    if images is None or channels_last(images) or kind not in PLANES.get(gpu.architecture, {}):
+        return 0
+    planes, elements = PLANES[gpu.architecture], images.shape[0] * prod(images.shape[2:])
+    return ceil_div(elements * 1000, planes[kind][elements > planes["many"]])
 
 
 # Products
@@ -292,6 +304,8 @@ def _convolution(gpu: Gpu, call: Call) -> Times:
     kind = _convolution_class(shape, call.precision, backward)
     if kind in ("conv_fp16", "conv_tf32"):
         return _implicit_product(gpu, call, kind, shape)
+    if shape.depthwise and gpu.architecture in PLANES and not any(map(channels_last, call.reads[:3])):
+        return _depthwise(gpu, call, shape.window)
     kernel = gpu.kernels[kind]
     # Few channels have no tensor cores: in traces about a third of fp32's rate, whatever the precision.
     peak = getattr(gpu, "fp32" if kind.startswith(("conv_few", "conv_depthwise")) else call.precision) * kernel.peak
@@ -310,6 +324,23 @@ def _convolution(gpu: Gpu, call: Call) -> Times:
     if kind == "conv_groups" and backward and call.reads[2].shape in written:
         mains[-1] += math  # the gradient of the weight takes twice as long as the convolution
     return (*mains, *(small,) * beside)
+
+
+def _depthwise(gpu: Gpu, call: Call, window: int) -> Times:
+    """A depthwise convolution of images whose channels do not lie side by side, by the elements of each pass."""
+    planes, floor = PLANES[gpu.architecture], gpu.kernels["elementwise"].floor
+    arrays = [array for array in call.reads if len(array.shape) > 2]
+    backward = call.op.endswith("_backward")
+    result, weight = (arrays[0], arrays[2]) if backward else (call.writes[0], arrays[1])
+    times = Times()
+    for written in [array for array in call.writes if len(array.shape) > 2][: None if backward else 1]:
+        of_weight = written.shape == weight.shape
+        base, each = planes["depthwise_weight" if of_weight else "depthwise_images" if backward else "depthwise"]
+        elements = prod((result if of_weight else written).shape)
+        time = elements * (base + each * window) * planes["sms"] // (gpu.sms * 10**6)
+        one = elements // max(1, result.shape[1]) * 1000 // planes["depthwise_channel"] if of_weight else 0
+        times += (floor + max(time, one),)
+    return times
 
 
 def _implicit_product(gpu: Gpu, call: Call, kind: str, shape: Convolution) -> Times:

@@ -1,7 +1,11 @@
 """What kernels cost, against closed forms on a GPU of round numbers: bytes, tiles, passes, launches."""
 
+import csv
+import statistics
+from collections import defaultdict
 from dataclasses import replace
-from math import prod
+from math import isqrt, prod
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -433,3 +437,62 @@ def test_a_foreach_operator_moves_all_its_bytes_in_equal_launches():
 )
 def test_operators_of_several_kernels(op, kernels):
     assert len(kernel_times(ROUND, call(op, BATCH, BATCH, writes=[BATCH]))) == kernels
+
+
+# What a Hopper takes for images whose channels do not lie side by side: one block a channel, and PyTorch's own kernels
+
+H200 = Gpu.preset("h200")
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "h200.csv"
+
+
+def planes(op, channels, size, window, layout=None):
+    """A pass over images of a batch of 128, as the table of benchmarks/h200.csv has it."""
+    order = (0, 2, 3, 1) if layout == "nhwc" else None
+    images, of_each = array(128, channels, size, size, order=order), array(channels)
+    weight = array(channels, 1, window, window, order=order)
+    return {
+        "batch_norm": call("cudnn_batch_norm", images, *[of_each] * 4, writes=[images, of_each, of_each]),
+        "batch_norm_grad": call("cudnn_batch_norm_backward", images, images, of_each, writes=[images, of_each]),
+        "depthwise": call("_conv_depthwise2d", images, weight, writes=[images]),
+        "depthwise_images": call("convolution_backward", images, images, weight, writes=[images]),
+        "depthwise_weight": call("convolution_backward", images, images, weight, writes=[weight]),
+    }[op]
+
+
+def test_batch_norm_and_depthwise_convolutions_of_planes_take_what_was_measured():
+    with MEASURED.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    factors = defaultdict(list)
+    for row in rows:
+        channels, size, window = int(row["channels"]), int(row["size"]), isqrt(int(row["window"] or 1))
+        ns = sum(kernel_times(H200, planes(row["pass"], channels, size, window)))
+        if float(row["us"]) > 50:
+            factors[row["pass"]].append(ns / 1000 / float(row["us"]))
+    assert {name: len(each) for name, each in factors.items()}.keys() == {
+        "batch_norm", "batch_norm_grad", "depthwise", "depthwise_images", "depthwise_weight",
+    }  # fmt: skip
+    for name, each in factors.items():
+        assert 0.75 < statistics.median(each) < 1.1, name
+        assert min(each) > 0.25 and max(each) < 2.2, name
+
+
+@pytest.mark.parametrize("op", ["batch_norm", "batch_norm_grad", "depthwise", "depthwise_images", "depthwise_weight"])
+def test_a_plane_costs_as_often_as_it_has_elements_and_channels_side_by_side_cost_none_of_it(op):
+    few, more = (sum(kernel_times(H200, planes(op, 32, size, 3))) for size in (56, 112))
+    assert 3.5 < more / few < 4.1
+    beside = sum(kernel_times(H200, planes(op, 32, 112, 3, "nhwc")))
+    assert beside < more / 2 or op == "depthwise_images"
+    if op.startswith("batch_norm"):  # one block a channel: few channels take as long as many
+        assert sum(kernel_times(H200, planes(op, 8, 112, 3))) == more
+
+
+def test_of_other_architectures_no_plane_is_known():
+    for gpu in (Gpu.preset("a100"), Gpu.preset("b200")):
+        took = [sum(kernel_times(gpu, planes("batch_norm", channels, 112, 1))) for channels in (16, 64)]
+        assert 3.5 < took[1] / took[0] < 4.1
+
+
+def test_batch_norm_in_eval_mode_gathers_nothing_of_a_channel():
+    images, each = array(128, 16, 112, 112), array(16)
+    evaluated = call("native_batch_norm", images, *[each] * 4, writes=[images, array(0), array(0)])
+    assert sum(kernel_times(H200, evaluated)) < sum(kernel_times(H200, planes("batch_norm", 16, 112, 1))) / 4

@@ -476,3 +476,33 @@ class Within(Dataset):
         with lv.costs(5e-3):
             pass
         return next(iter(loader_of(4, 3)))[0]
+
+
+def test_a_call_of_torch_in_which_the_program_was_seen_has_its_line():
+    x = torch.rand(300_000)
+
+    def step():
+        x.add(1)
+        torch.sort(x)
+
+    timeline = record_cpu(lambda: [step() for _ in range(20)])
+    seen = Counter(timeline.lines[timeline.sources[row]] for row in timeline.source[timeline.source >= 0].tolist())
+    assert seen.most_common(1)[0][0].endswith(f":{step.__code__.co_firstlineno + 2}")
+    inside = timeline.named(lambda name: name == "aten::sort")
+    known = timeline.source[inside & (timeline.source >= 0)]
+    assert len(known) > 0 and len(set(known.tolist())) == 1
+    assert Evidence(timeline).at_lines[0].size == 0  # few lines are known: between two of them nothing is
+
+
+def test_lines_of_looks_are_those_of_the_outermost_call_and_of_all_in_it():
+    spans = [
+        ("main", 0, 100, Kind.OPERATOR, {"name": "aten::sort"}),
+        ("main", 10, 90, Kind.OPERATOR, {"name": "aten::copy_"}),
+        ("main", 20, 30, Kind.API, {"name": "cudaLaunchKernel"}),
+        ("main", 100, 200, Kind.OPERATOR, {"name": "aten::add"}),
+        ("main", 300, 400, Kind.OPERATOR, {"name": "aten::add"}),
+    ]
+    looks = [Look(0, 50, "a.py:1"), Look(0, 100, "a.py:2"), Look(200, 50, "a.py:3"), Look(300, 50, DRAWS)]
+    timeline = merge._with_lines(factory.made(*spans), looks).self_check()
+    told = [timeline.sources[each] if each >= 0 else "" for each in timeline.source.tolist()]
+    assert told == ["a.py:1", "a.py:1", "a.py:1", "a.py:2", ""]

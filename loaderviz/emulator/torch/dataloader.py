@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import inspect
 import io
@@ -157,6 +158,7 @@ def install(session: Session, patches: Patches) -> None:
 
 def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     """Run a module's worker loop in the worker, which has torch's own, with sleeps counted instead of slept."""
+    gc.freeze()  # what the parent left is not this process's: a thread pool that ends here has no threads
     processor_time.watch()
     look_in_worker()
     meter = Meter(host, measured)
