@@ -318,11 +318,9 @@ def _advised(parts: Sequence[Part], advice: Mapping[str, Advice]) -> list[Part]:
             if finding.predicted is not None:
                 ghost = len(parts) + len(ghosts)
                 hidden = len(parts) > 1 or bool(ghosts)
-                window, both = advice[part.name].window, (finding.predicted, part.timeline)
-                told = "{} predicts {} a step instead of {}".format(
-                    finding.asked, *(words.duration(metrics.summarize(each).step) for each in both)
-                )
-                ghosts.append(_ghost(part, finding.predicted, told, number, window, hidden))
+                now, gain = advice[part.name].step or 0, finding.expected_gain.predicted or 0  # as the path reckons
+                told = f"{finding.asked} predicts {words.duration(now - gain)} a step instead of {words.duration(now)}"
+                ghosts.append(_ghost(part, finding.predicted, told, number, advice[part.name].window, hidden))
             findings.append(_line(part.timeline, finding, advice[part.name].window) | {"ghost": ghost})
         found.append(replace(part, findings=findings))
         if len(parts) == 1 and part.name in advice:

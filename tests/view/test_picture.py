@@ -15,6 +15,7 @@ from unpack import unpack
 
 from loaderviz import compare, words
 from loaderviz.analysis import NO_GAIN, Advice, Finding, Subject
+from loaderviz.analysis.advice import advise
 from loaderviz.metrics import NotATimelineError, states, summarize
 from loaderviz.timeline import ArrowKind, Cause, Kind
 from loaderviz.view import View, ViewError, picture, spoken, still, text, theme
@@ -467,3 +468,14 @@ def test_a_notebook_shows_the_picture_and_below_it_the_table():
 def test_what_cannot_be_compared(wrong, options, error, said):
     with pytest.raises(error, match=said):
         compare(wrong, **options)
+
+
+@pytest.mark.parametrize("steps", [4, 12])
+def test_a_predicted_step_is_told_as_the_way_to_the_limit_tells_it(steps):
+    """A replay's own step is another: in a short window it begins and ends with work of no step."""
+    timeline = factory.loader("blocking", steps)
+    advice = advise(timeline)
+    head, _ = timeline.view(advice=advice).packed()
+    told = [part["ghost"]["label"] for part in head["parts"] if part.get("ghost")]
+    first = advice.path[0]
+    assert any(f"predicts {words.duration(first.step)} a step instead of" in text for text in told)
