@@ -710,7 +710,7 @@ def _received(facts: Evidence, taking: int) -> Finding | None:
     """What the loop waits for is there: each tensor of a batch comes by a file and a socket of its own."""
     received = facts.received
     time = facts.length(received)
-    if facts.lanes_of("pin") or 2 * time < taking or facts.timeline.context.origin == "emulated":
+    if not time or 2 * time < taking or facts.lanes_of("pin") or facts.timeline.context.origin == "emulated":
         return None
     gain = facts.gain(time, "what the loop takes to receive batches", facts.device_floor(), facts.host_floor())
     return Finding(
@@ -1209,13 +1209,22 @@ def _alternate(facts: Evidence, mine: Ints, others: Ints) -> bool:
 
 
 def _in_rows(timeline: Timeline, rows: Ints, single: Mask) -> Mask:
-    """Tell which of these operators are in a long row of outermost ones that torch has for lists of tensors, too."""
+    """Tell which of these operators are in a long row of outermost ones that torch has for lists of tensors, too.
+
+    Few names come again and again, and some write into their tensor: what computes one value is a row as well.
+    """
     ended = np.r_[timeline.begin, np.maximum.accumulate(timeline.end[rows])][: len(rows)]
     outer = np.flatnonzero(timeline.start[rows] >= ended)
     runs = np.flatnonzero(np.diff(np.r_[False, single[outer], False]))
-    found = np.zeros(len(rows), bool)
+    found, names, writes = (
+        np.zeros(len(rows), bool),
+        timeline.name[rows],
+        timeline.named(lambda name: name[-1:] == "_")[rows],
+    )
     for first, last in runs.reshape(-1, 2).tolist():
-        found[outer[first:last]] = last - first >= SINGLY
+        mine, length = outer[first:last], last - first
+        few = 4 * len(np.unique(names[mine])) <= length <= 4 * np.count_nonzero(writes[mine])
+        found[mine] = few and length >= SINGLY
     return found
 
 

@@ -334,7 +334,9 @@ class Evidence:
     @cached_property
     def program(self) -> Mask:
         """The spans of the loop's thread, and of those that torch starts for it, such as autograd's."""
-        threads = self.timeline.in_lanes(lambda lane: lane.role == "thread")
+        lanes = self.timeline.lanes
+        ranks = {lanes[number].device for number in np.unique(self.timeline.lane[self.loop]).tolist()}
+        threads = self.timeline.in_lanes(lambda lane: lane.role == "thread" and lane.device in ranks)
         return self.loop | threads & (self.last > self.first)
 
     def operating(self, operators: Sequence[str]) -> Mask:
@@ -410,8 +412,10 @@ class Evidence:
         rows = np.flatnonzero(self.loop & timeline.where(Kind.OPERATOR))
         outer = timeline.start[rows] >= np.r_[self.start, np.maximum.accumulate(timeline.end[rows])][: len(rows)]
         makes = timeline.named(CONVERTS.__contains__)
-        rows, makes = rows[outer | makes[rows]], makes | ~timeline.named(lambda name: bool(LOOKS_ON(name)))
+        rows, shared = rows[outer | makes[rows]], makes
+        makes = makes | ~timeline.named(lambda name: bool(LOOKS_ON(name)))
         begins, lasts = timeline.start[rows], (timeline.end - timeline.start)[rows] * makes[rows]
+        long, together = (lasts - CALLED).clip(0) * shared[rows], min(TOGETHER, FASTEST * (self.cores or 1))
         given = self.fetching | self.waiting(Cause.DATA) | (self.loop & self.handing_out) | self.launching
         given |= self.loop & timeline.named(lambda name: bool(LOOKS_AT(name)))  # what was made for it is not copied
         edges = np.r_[self.start, np.sort(timeline.end[given])]
@@ -420,7 +424,7 @@ class Evidence:
             edge = edges[np.searchsorted(edges, begin, side="right") - 1]
             after, until = np.searchsorted(begins, (edge, begin)).tolist()
             made = after + np.flatnonzero(lasts[after:until] * (timeline.end[rows[after:until]] <= begin))
-            most = max(lasts[made].sum() * FASTEST, (lasts[made] - CALLED).clip(0).sum() * TOGETHER)
+            most = max(lasts[made].sum() * FASTEST, long[made].sum() * together)
             copies[copy] = most > timeline.nbytes[copy]
             found[rows[made]] |= copies[copy]
         return copies, found
@@ -1176,10 +1180,14 @@ def line_of(facts: Evidence, span: int) -> str:
 
 def seen_in(facts: Evidence, mask: Mask) -> str:
     """Say in which line the main thread was seen in most of these spans, of those of which it is known; else ""."""
-    timeline = facts.timeline
-    found = Counter(timeline.source[mask & (timeline.source >= 0)].tolist()).most_common(1)
-    known = int((timeline.source[mask] >= 0).sum())
-    if not found or found[0][1] < SEEN or 2 * found[0][1] <= known:
+    timeline, rows = facts.timeline, np.flatnonzero(mask & (facts.timeline.source >= 0))
+    known = np.flatnonzero(timeline.in_lanes(lambda lane: lane.role == "main") & (timeline.source >= 0))
+    ends = np.r_[timeline.begin, np.maximum.accumulate(timeline.end[known])][: len(known)]
+    outer = timeline.start[known][timeline.start[known] >= ends]  # of each call that was seen, the outermost counts
+    calls = np.searchsorted(outer, timeline.start[rows], side="right").tolist()
+    counts = Counter(source for _, source in {*zip(calls, timeline.source[rows].tolist(), strict=True)})
+    found = counts.most_common(1)
+    if not found or found[0][1] < SEEN or 2 * found[0][1] <= counts.total():
         return ""
     return f", most often called in {timeline.lines[timeline.sources[found[0][0]]]}"
 

@@ -161,10 +161,10 @@ def access(kind: str, call: Call) -> str:
 
 def _one_channel(gpu: Gpu, kind: str, call: Call) -> int:
     """Return how long batch norm takes one channel of images, where each has one block [ns]; 0 where it has several."""
-    images = next((array for array in call.reads if len(array.shape) > 2), None)
-    if images is None or channels_last(images) or kind not in PLANES.get(gpu.architecture, {}):
+    images = [array for array in call.reads if len(array.shape) > 2]
+    if not images or any(map(channels_last, images)) or kind not in PLANES.get(gpu.architecture, {}):
         return 0
-    planes, elements = PLANES[gpu.architecture], images.shape[0] * prod(images.shape[2:])
+    planes, elements = PLANES[gpu.architecture], images[0].shape[0] * prod(images[0].shape[2:])
     return ceil_div(elements * 1000, planes[kind][elements > planes["many"]])
 
 
@@ -295,7 +295,7 @@ def shape_of(call: Call) -> Convolution:
     large, small = (output, source) if call.transposed else (source, output)
     stride = max(1, round(large.shape[-1] / max(1, small.shape[-1])))
     channels, groups = source.shape[1], max(1, (output if call.transposed else source).shape[1] // weight.shape[1])
-    return Convolution(window, stride, weight.shape[1] == 1 and channels > 1, channels, groups, flops)
+    return Convolution(window, stride, weight.shape[1] == 1 and groups == channels > 1, channels, groups, flops)
 
 
 def _convolution(gpu: Gpu, call: Call) -> Times:
@@ -304,7 +304,8 @@ def _convolution(gpu: Gpu, call: Call) -> Times:
     kind = _convolution_class(shape, call.precision, backward)
     if kind in ("conv_fp16", "conv_tf32"):
         return _implicit_product(gpu, call, kind, shape)
-    if shape.depthwise and gpu.architecture in PLANES and not any(map(channels_last, call.reads[:3])):
+    side_by_side = call.transposed or any(map(channels_last, call.reads[:3]))
+    if shape.depthwise and gpu.architecture in PLANES and not side_by_side:
         return _depthwise(gpu, call, shape.window)
     kernel = gpu.kernels[kind]
     # Few channels have no tensor cores: in traces about a third of fp32's rate, whatever the precision.
@@ -340,7 +341,7 @@ def _depthwise(gpu: Gpu, call: Call, window: int) -> Times:
         time = elements * (base + each * window) * planes["sms"] // (gpu.sms * 10**6)
         one = elements // max(1, result.shape[1]) * 1000 // planes["depthwise_channel"] if of_weight else 0
         times += (floor + max(time, one),)
-    return times
+    return times or (floor,)  # of the bias alone
 
 
 def _implicit_product(gpu: Gpu, call: Call, kind: str, shape: Convolution) -> Times:

@@ -282,14 +282,14 @@ def _with_lines(timeline: Timeline, inside: Sequence[Look]) -> Timeline:
     sources = {source: number for number, source in enumerate(timeline.sources)}
     mine = timeline.where(Kind.OPERATOR, Kind.API, Kind.WAIT)
     rows = np.flatnonzero(mine & timeline.in_lanes(lambda lane: lane.role == "main"))
-    starts, ends = timeline.start[rows], timeline.end[rows]
-    outer = starts >= np.r_[timeline.begin, np.maximum.accumulate(ends)][: len(rows)]
-    found = timeline.source.copy()
-    for look in inside:
-        place = int(np.searchsorted(starts[outer], look.moment, side="right")) - 1
-        if place >= 0 and look.line != DRAWS and look.moment < ends[outer][place]:
-            within = (starts >= starts[outer][place]) & (ends <= ends[outer][place])
-            found[rows[within]] = sources.setdefault(look.line, len(sources))
+    starts, ends, found = timeline.start[rows], timeline.end[rows], timeline.source.copy()
+    outer = np.flatnonzero(starts >= np.r_[timeline.begin, np.maximum.accumulate(ends)][: len(rows)])
+    until = np.r_[outer[1:], len(rows)]  # what begins in a call stands behind it, up to the next one
+    moments = np.array([look.moment for look in inside], np.int64)
+    for look, place in zip(inside, np.searchsorted(starts[outer], moments, side="right") - 1, strict=True):
+        if place >= 0 and look.line != DRAWS and look.moment < ends[outer[place]]:
+            within = rows[outer[place] : until[place]]
+            found[within] = sources.setdefault(look.line, len(sources))
     return replace(timeline, spans=timeline.spans | {"source": found}, sources=tuple(sources))
 
 

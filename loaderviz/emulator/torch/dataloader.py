@@ -158,9 +158,10 @@ def install(session: Session, patches: Patches) -> None:
 
 def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     """Run a module's worker loop in the worker, which has torch's own, with sleeps counted instead of slept."""
-    gc.freeze()  # what the parent left is not this process's: a thread pool that ends here has no threads
     processor_time.watch()
-    look_in_worker()
+    look_in_worker()  # at all objects, so before some of them are hidden
+    if not gc.get_freeze_count():  # what the parent left is not this process's: its thread pools have no threads here
+        gc.freeze()
     meter = Meter(host, measured)
     meter.sampler = Sampler(often=0) if measured else None  # there are many workers
     for guard in _get_current_function_mode_stack():
