@@ -163,7 +163,7 @@ _CLOCK_OF: Any = getattr(time, "pthread_getcpuclockid", None)  # the real ones: 
 _GET_TIME: Any = getattr(time, "clock_gettime_ns", None)
 
 
-DRAWS = ""  # the line of a look where a loop takes its next batch, and lets go of the one before
+DRAWS = "draws "  # before the line of a look where a loop takes its next batch, and lets go of the one before
 
 
 @dataclass
@@ -257,7 +257,7 @@ class Sampler:
             if place is not None and self._looks and place.cause:
                 self._counts[place] += 1
             elif place is not None and not place.cause and own:
-                line = DRAWS if place.line in self._draws else place.line
+                line = DRAWS * (place.line in self._draws) + place.line
                 self.seen.append(Look(moment + since if self._own else moment - lasts, lasts, line))
             since += lasts
 

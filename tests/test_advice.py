@@ -2143,3 +2143,77 @@ def test_what_goes_through_tensors_one_by_one_in_several_lines_of_a_loop_is_one_
     assert "torch._foreach_mul_(" in found.change and "the same for" in found.change and "addcdiv_" in found.change
     gained = lv.summarize(before).step - lv.summarize(after).step
     assert found.expected_gain.predicted == pytest.approx(gained, rel=0.15) and gained <= found.expected_gain.per_step
+
+
+def launching(operators, rank="", anomaly=False, steps=12):
+    """Steps of operators with a kernel each; without a rank a worker feeds them, of a rank autograd looks for NaN."""
+    spans = []
+    for step in range(steps):
+        at, device = 1000 * step, f"@{rank[-2]}" if rank else ""
+        main = f"{rank}main{device}"
+        spans.append((main, at + 1, at + 990, Kind.RANGE, {"name": f"batch {step}: 64 samples", "batch": step}))
+        if not rank:
+            spans.append(
+                ("worker 0", at, at + 300, Kind.FETCH, {"name": f"fetch batch {step}", "batch": step, "nbytes": 9})
+            )
+        for place, name in enumerate(operators):
+            begin = at + 10 + 15 * place
+            spans.append((main, begin, begin + 9, Kind.OPERATOR, {"name": name, "batch": step}))
+            spans.append((main, begin + 2, begin + 8, Kind.API, {"name": "cudaLaunchKernel", "batch": step}))
+            spans.append((f"{rank}stream 7{device}", begin + 9, begin + 12, Kind.COMPUTE, {"batch": step, "by": -1}))
+        for check in range(8 * anomaly):
+            begin = at + 700 + 30 * check
+            spans.append((f"{rank}thread 2{device}", begin, begin + 20, Kind.OPERATOR, {"name": "aten::_is_any_true"}))
+    return spans
+
+
+@pytest.mark.parametrize(
+    ("operators", "found"),
+    [
+        (["aten::mul_", "aten::add_"] * 16, True),  # an average of weights
+        (["aten::mul", "aten::add", "aten::sub", "aten::div"] * 9, False),  # a formula, of one tensor
+        (["aten::mul_", "aten::add_", "aten::mm"] * 12, False),
+        (["aten::mul_", "aten::add_"] * 7, False),  # too few
+    ],
+)
+def test_without_lines_a_row_of_calls_that_write_into_their_tensors_is_a_loop_over_tensors(operators, found):
+    timeline = factory.made(*factory.us(launching(operators)), origin="recorded")
+    assert ("one-by-one" in gains(timeline)) is found
+
+
+def test_a_loop_whose_batches_are_never_waited_for_is_advised():
+    timeline = factory.made(*factory.us(launching(["aten::mm"] * 5)), origin="recorded")
+    assert "workers-cost-more" not in gains(timeline)
+
+
+def test_checks_for_nan_are_of_the_rank_in_whose_threads_they_are():
+    spans = [*launching(["aten::mm"] * 10, "rank 0 "), *launching(["aten::mm"] * 10, "rank 1 ", anomaly=True)]
+    timeline = factory.made(*factory.us(spans), origin="recorded")
+    found = [[each.kind for each in lv.advise(timeline, device=device)] for device in (0, 1)]
+    assert ["anomaly-mode" in kinds for kinds in found] == [False, True]
+
+
+def test_autograds_operators_are_no_loop_of_the_programs():
+    """The line of `backward()` has as many products by a number as the loop before it."""
+    with lv.record(on="h200", host="workstation") as recording:
+        net = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(20))).to("cuda")
+        for (x,) in DataLoader(TensorDataset(torch.rand(128, 16)), 16):
+            loss = net(x.to("cuda")).mean()
+            for weight in net.parameters():
+                loss = loss + 1e-4 * weight.pow(2).sum()
+            loss.backward()
+    assert "one-by-one" not in gains(recording.timeline)
+
+
+def test_what_long_steps_have_more_is_without_what_belongs_to_no_step():
+    with lv.record(on="a100", host="workstation") as recording:
+        net = torch.nn.Linear(64, 64).to("cuda")
+        for epoch in range(2):
+            for (x,) in DataLoader(TensorDataset(torch.rand(320, 64)), 16, num_workers=2):
+                net(x.to("cuda")).mean().backward()
+            if not epoch:
+                time.sleep(0.5)
+    facts = Evidence(recording.timeline)
+    times, far, more = facts.longer_steps
+    assert facts.length(facts.loop) and far.any()
+    assert max(more.values()) <= times.max() < 300_000_000

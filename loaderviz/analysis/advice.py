@@ -1023,10 +1023,11 @@ def uneven_steps(facts: Evidence) -> Finding | None:
     if long < SPREAD * usual:
         return None
     (what, change), extra = _LONGER[next(iter(more))], next(iter(more.values()))
+    count = np.count_nonzero(far)
     return Finding(
         "uneven-steps",
         f"half of {len(time):,} steps take at most {words.duration(usual)}, one in a hundred takes "
-        f"{words.duration(long)} or more. In the {np.count_nonzero(far):,} that are long {what} "
+        f"{words.duration(long)} or more. In the {count:,} that {'is' if count == 1 else 'are'} long {what} "
         f"{words.duration(extra)} more than in the others",
         change,
         NO_GAIN,
@@ -1242,7 +1243,10 @@ def one_by_one(facts: Evidence) -> Found:
     lines = np.where(inside, OPTIMIZER, lines)
     single &= lines != -1
     known, counts = np.unique(lines[single], return_counts=True)
-    counts[2 * counts <= [int((lines == line).sum()) for line in known]] = 0  # as in a backward pass
+    counts[2 * counts <= [int((lines == line).sum()) for line in known]] = 0
+    counts[np.isin(known, facts.training_lines) & (known >= 0)] = (
+        0  # as a backward pass, whose operators are autograd's
+    )
     if not (steps and len(known) and counts.max() >= max(SINGLY * steps, PART * kernels)):
         return None
     where_most = int(known[counts.argmax()])

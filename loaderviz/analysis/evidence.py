@@ -313,12 +313,18 @@ class Evidence:
         rows, until = rows[mask[rows]], until[mask[rows]]
         return intervals.intersect(intervals.union(self.timeline.start[rows], until), self.judged)
 
+    @cached_property
+    def training_lines(self) -> Ints:
+        """The lines of the program that train: forward and backward pass, optimizer."""
+        timeline = self.timeline
+        training = self.covered(self.loop & timeline.named(lambda name: bool(TRAINS(name))))
+        lines: Ints = np.unique(timeline.source[self.loop & intervals.covers(training, timeline.start)])
+        return lines
+
     def line_mates(self, calls: Mask) -> Mask:
         """What else stands in the lines of these calls, and what it launches; nothing of a line that trains, too."""
         timeline = self.timeline
-        training = self.covered(self.loop & timeline.named(lambda name: bool(TRAINS(name))))
-        trains = np.unique(timeline.source[self.loop & intervals.covers(training, timeline.start)])
-        lines = np.setdiff1d(timeline.source[calls], trains) if len(self.at_lines[0]) else NO_ROWS
+        lines = np.setdiff1d(timeline.source[calls], self.training_lines) if len(self.at_lines[0]) else NO_ROWS
         mine = self.loop & np.isin(timeline.source, lines[lines >= 0])
         return mine | self.here & self.launched(mine)
 
@@ -921,7 +927,7 @@ class Evidence:
         }
         if not self.here.any():
             work = {"operators": self.covered(self.loop & self.timeline.where(Kind.OPERATOR))}
-        more, whole = {}, np.array([[self.start, self.end]])
+        more, whole = {}, self.judged
         for name, part in intervals.layers(whole, work | {"loading": self.getting, "": whole}).items():
             each = intervals.covered_within(part, edges[:-1], edges[1:])
             more[name] = float(each[far].mean() - each[~far].mean())
@@ -1145,6 +1151,8 @@ def longest_gap(facts: Evidence) -> tuple[str, str]:
     The second is that alone: "in aten::mm, called in train.py:12", or "before" the call that ends the gap; else "".
     """
     loading = facts.loop & (facts.timeline.where(Kind.FETCH, Kind.PIN, Kind.WAIT) | on_workers(facts.timeline))
+    edges = intervals.covered_within(facts.outside, facts.timeline.start, facts.timeline.end) > 0
+    loading |= facts.loop & edges & ~facts.timeline.where(Kind.RANGE)  # what is beside the steps, up to their edges
     gaps = intervals.subtract(facts.idle, facts.covered(loading))
     first, last = gaps[np.argmax(gaps[:, 1] - gaps[:, 0])].tolist()
     part = np.minimum(facts.last, last) - np.maximum(facts.first, first)  # of each span that lies in the gap

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 CLOCK, STEPPED = "clock", "optimizer step"
 NOTICED, SEEN = 100_000, 3  # ns of a gap, looks: what is less is not told of
+UNMAPPED = 2  # ns a byte, ten times what was seen: a gap that is longer is the loop's own, in the line of its `for`
 ANCHORS = 8  # ranges named "clock" at either end; the first few are slow
 _OWN = re.compile(r"loaderviz\|(-?\d+)\|(.+)$")
 WAITING = "waiting for data"
@@ -126,8 +127,7 @@ def merged(timeline: Timeline, own: Own) -> Timeline:
     timeline = replace(timeline, spans=timeline.spans | {"end": ends}).only(~host | inside)
     timeline, added = _with_workers(_completed(_translated(timeline, main), main, own), own, there, begin, end)
     looks, seen_inside = _looks(timeline, own.seen, there, begin, end)
-    timeline, usage = _let_go(_with_lines(timeline, seen_inside), looks), _usage(own, there, begin, end)
-    looks = tuple(look for look in looks if look.line != DRAWS)
+    (timeline, looks), usage = _let_go(_with_lines(timeline, seen_inside), looks), _usage(own, there, begin, end)
     timeline = replace(timeline, context=replace(timeline.context, looks=looks, usage=usage))
     if not added:
         return timeline
@@ -287,36 +287,50 @@ def _with_lines(timeline: Timeline, inside: Sequence[Look]) -> Timeline:
     until = np.r_[outer[1:], len(rows)]  # what begins in a call stands behind it, up to the next one
     moments = np.array([look.moment for look in inside], np.int64)
     for look, place in zip(inside, np.searchsorted(starts[outer], moments, side="right") - 1, strict=True):
-        if place >= 0 and look.line != DRAWS and look.moment < ends[outer[place]]:
+        if place >= 0 and not look.line.startswith(DRAWS) and look.moment < ends[outer[place]]:
             within = rows[outer[place] : until[place]]
             found[within] = sources.setdefault(look.line, len(sources))
     return replace(timeline, spans=timeline.spans | {"source": found}, sources=tuple(sources))
 
 
-def _let_go(timeline: Timeline, looks: Sequence[Look]) -> Timeline:
+def _let_go(timeline: Timeline, looks: Sequence[Look]) -> tuple[Timeline, tuple[Look, ...]]:
     """Let the hand-outs last until the loop goes on, if it was seen there: it lets go of the batch before.
 
     To unmap the shared memory of 20 MB took 3.8 ms (H100, a virtual machine of 16 cores), and no call tells of it.
+    Looks at the line that draws are returned only where that takes far longer: then the loop's body is in it, too.
     """
     main = timeline.in_lanes(lambda lane: lane.role == "main") & ~timeline.where(Kind.RANGE)
     rows = np.flatnonzero(main & timeline.named(HAND_OUT.__eq__))
     ends, starts = timeline.end[rows], np.sort(timeline.start[main])
     after = np.append(starts, timeline.begin)[np.searchsorted(starts, ends)]
-    long = after - ends > NOTICED
+    given = timeline.where(Kind.FETCH, Kind.PIN) & (timeline.batch >= 0)
+    sizes = np.zeros(int(timeline.batch.max(initial=0)) + 1, np.int64)
+    np.maximum.at(sizes, timeline.batch[given], timeline.nbytes[given])
+    most = np.where(sizes > 0, NOTICED + sizes * UNMAPPED, np.iinfo(np.int64).max)
+    most = most[timeline.batch[rows].clip(0)]
+    long = (after - ends > NOTICED) & (after - ends < most)
     gaps = intervals.union(ends[long], after[long])
-    draws, others = (
-        np.array([look.moment for look in looks if (look.line == DRAWS) == so], np.int64) for so in (True, False)
+    moments, drawn = (
+        np.array([look.moment for look in looks], np.int64),
+        [look.line.startswith(DRAWS) for look in looks],
     )
+    body = intervals.covers(intervals.union(ends[after - ends >= most], after[after - ends >= most]), moments)
+    told = tuple(
+        look._replace(line=look.line.removeprefix(DRAWS))
+        for look, draws, own in zip(looks, drawn, body.tolist(), strict=True)
+        if own or not draws
+    )
+    draws, others = moments[np.array(drawn, bool)], moments[~np.array(drawn, bool)]
     drawing, busy = (
         np.unique(np.searchsorted(gaps[:, 0], times[intervals.covers(gaps, times)], side="right") - 1)
         for times in (draws, others)
     )
     if len(drawing) < max(SEEN, len(busy)):
-        return timeline
+        return timeline, told
     spans, left = timeline.spans | {"end": timeline.end.copy()}, np.delete(gaps, busy, axis=0)
     long &= intervals.covers(left, ends)
     spans["end"][rows[long]] = after[long]
-    return replace(timeline, spans=spans)
+    return replace(timeline, spans=spans), told
 
 
 def _usage(own: Own, there: Clock, begin: int, end: int) -> dict[str, int]:

@@ -496,3 +496,27 @@ def test_batch_norm_in_eval_mode_gathers_nothing_of_a_channel():
     images, each = array(128, 16, 112, 112), array(16)
     evaluated = call("native_batch_norm", images, *[each] * 4, writes=[images, array(0), array(0)])
     assert sum(kernel_times(H200, evaluated)) < sum(kernel_times(H200, planes("batch_norm", 16, 112, 1))) / 4
+
+
+def test_what_is_no_depthwise_convolution_of_planes_is_not_priced_as_one():
+    images, few = array(8, 512, 28, 28), array(8, 1, 56, 56)
+    to_one = call("convolution", images, array(512, 1, 4, 4), writes=[few], transposed=True)
+    assert sum(kernel_times(H200, to_one)) > memory_time(H200, "elementwise", images.nbytes) / 2
+    own = call("convolution", images, array(512, 1, 4, 4), writes=[array(8, 512, 56, 56)], transposed=True)
+    assert kernel_times(H200, own)[0] > H200.kernels["conv_depthwise"].floor  # of transposed ones nothing was measured
+
+
+def test_a_gradient_in_another_layout_than_its_images_is_no_plane():
+    """`.mean((2, 3))` gives a gradient whose channels do not lie side by side."""
+    images, gradient, each = array(128, 32, 56, 56, order=(0, 2, 3, 1)), array(128, 32, 56, 56), array(32)
+    mixed = call("native_batch_norm_backward", gradient, images, each, writes=[images, each, each])
+    side_by_side = call("native_batch_norm_backward", images, images, each, writes=[images, each, each])
+    assert kernel_times(H200, mixed) == kernel_times(H200, side_by_side)
+
+
+def test_a_gradient_of_the_bias_alone_is_one_kernel():
+    images = array(8, 32, 28, 28)
+    assert (
+        len(kernel_times(H200, call("convolution_backward", images, images, array(32, 1, 3, 3), writes=[array(32)])))
+        == 1
+    )
