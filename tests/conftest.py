@@ -47,12 +47,6 @@ def pytest_configure(config):
         config.option.hypothesis_seed = str(SEED)
 
 
-def pytest_collection_finish():
-    """What is imported stays: it need not be gone through by each collection of garbage, nor copied by each fork."""
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_collection_modifyitems(items):
     """Kernels and browsers are slow, and warn of what no test can change: loops and pipes closed when collected."""
     apart = ["DeprecationWarning", "PendingDeprecationWarning", "ResourceWarning"]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import importlib
 import inspect
 import io
@@ -159,9 +158,7 @@ def install(session: Session, patches: Patches) -> None:
 def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     """Run a module's worker loop in the worker, which has torch's own, with sleeps counted instead of slept."""
     processor_time.watch()
-    look_in_worker()  # at all objects, so before some of them are hidden
-    if getattr(multiprocessing.process.current_process(), "_start_method", "") == "fork":
-        gc.freeze()  # what the parent left is not this process's to collect: its thread pools have no threads here
+    look_in_worker()
     meter = Meter(host, measured)
     meter.sampler = Sampler(often=0) if measured else None  # there are many workers
     for guard in _get_current_function_mode_stack():
