@@ -27,6 +27,12 @@ def union(start: Times, end: Times) -> Intervals:
     return _joined(first, np.maximum.accumulate(last))
 
 
+def outermost(start: Times, end: Times, since: int) -> npt.NDArray[np.bool_]:
+    """Tell which spans, in order of start [ns], begin when all before them are over, and not before `since`."""
+    outer: npt.NDArray[np.bool_] = np.maximum.accumulate(np.r_[since, end[:-1]])[: len(start)] <= start
+    return outer
+
+
 def length(intervals: Intervals) -> int:
     """Return the total length, ns."""
     return int((intervals[:, 1] - intervals[:, 0]).sum())

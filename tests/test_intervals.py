@@ -72,3 +72,13 @@ def test_layers_part_a_whole_and_free_time_is_what_a_set_leaves(whole, first, se
     edges = np.arange(-25, 60)
     free = intervals.free_within(make(first), edges[:-1], edges[1:])
     assert free.tolist() == [int(edge not in seconds(first)) for edge in edges[:-1].tolist()]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=12), st.integers(0, 10))
+def test_an_outermost_span_begins_when_all_before_it_are_over(spans, since):
+    spans = sorted((start, start + lasts) for start, lasts in spans)
+    start, end = np.array(spans, np.int64).reshape(-1, 2).T
+    found = intervals.outermost(start, end, since).tolist()
+    assert found == [
+        begin >= max([since, *(last for _, last in spans[:place])]) for place, (begin, _) in enumerate(spans)
+    ]

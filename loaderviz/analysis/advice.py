@@ -1214,14 +1214,10 @@ def _in_rows(timeline: Timeline, rows: Ints, single: Mask) -> Mask:
 
     Few names come again and again, and some write into their tensor: what computes one value is a row as well.
     """
-    ended = np.r_[timeline.begin, np.maximum.accumulate(timeline.end[rows])][: len(rows)]
-    outer = np.flatnonzero(timeline.start[rows] >= ended)
+    outer = np.flatnonzero(intervals.outermost(timeline.start[rows], timeline.end[rows], timeline.begin))
     runs = np.flatnonzero(np.diff(np.r_[False, single[outer], False]))
-    found, names, writes = (
-        np.zeros(len(rows), bool),
-        timeline.name[rows],
-        timeline.named(lambda name: name[-1:] == "_")[rows],
-    )
+    names, writes = timeline.name[rows], timeline.named(lambda name: name[-1:] == "_")[rows]
+    found = np.zeros(len(rows), bool)
     for first, last in runs.reshape(-1, 2).tolist():
         mine, length = outer[first:last], last - first
         few = 4 * len(np.unique(names[mine])) <= length <= 4 * np.count_nonzero(writes[mine])
@@ -1244,9 +1240,8 @@ def one_by_one(facts: Evidence) -> Found:
     single &= lines != -1
     known, counts = np.unique(lines[single], return_counts=True)
     counts[2 * counts <= [int((lines == line).sum()) for line in known]] = 0
-    counts[np.isin(known, facts.training_lines) & (known >= 0)] = (
-        0  # as a backward pass, whose operators are autograd's
-    )
+    trains = np.isin(known, facts.training_lines) & (known >= 0)
+    counts[trains] = 0  # as a backward pass, whose operators are autograd's
     if not (steps and len(known) and counts.max() >= max(SINGLY * steps, PART * kernels)):
         return None
     where_most = int(known[counts.argmax()])

@@ -60,7 +60,8 @@ SHARED_MEMORY, PREFETCHED = 8 << 30, 2  # bytes, where not known: half of 16 GB;
 LINE_SHARE = 0.2  # of what fetches do for the longest: a line that takes so much of it is named
 LONG = 1.5  # times the median step
 OTHER, OTHER_SHARE = 100_000, 0.02  # ns a launch, share of the window: more is no launching
-SEEN, NO_ROWS = 2, np.zeros(0, np.int64)  # calls that were seen in a line, or it is not named
+SEEN = 2  # calls that were seen in a line, or it is not named
+NO_ROWS, CALLS = np.zeros(0, np.int64), (Kind.OPERATOR, Kind.API, Kind.WAIT)
 LOOKS, LOOKED = 3, 0.1  # so many looks, and so much of the window, or a line that was looked at is not named
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
 _LOADER = re.compile(r"\(loader \d+\)$")  # in the name of a lane, from the second one on
@@ -296,14 +297,15 @@ class Evidence:
     def at_lines(self) -> tuple[Ints, Ints]:
         """The spans of the main thread whose line is known, and until when it is at that line: until the next one.
 
-        None where few have lines: in a recording of a real run only fetches, and calls in which it was seen.
+        None where few calls have lines: in a recording of a real run, and its replay, those in which it was seen.
         """
         timeline = self.timeline
-        if timeline.context.origin == "recorded":
+        main = timeline.in_lanes(lambda lane: lane.role == "main")
+        calls = np.flatnonzero(main & timeline.where(*CALLS))
+        calls = calls[intervals.outermost(timeline.start[calls], timeline.end[calls], timeline.begin)]
+        if 2 * np.count_nonzero(timeline.source[calls] >= 0) <= len(calls):
             return (NO_ROWS, NO_ROWS)
-        mine = timeline.in_lanes(lambda lane: lane.role == "main") & (timeline.source >= 0)
-        mine &= ~timeline.where(Kind.RANGE)
-        rows = np.flatnonzero(mine)
+        rows = np.flatnonzero(main & (timeline.source >= 0) & ~timeline.where(Kind.RANGE))
         starts = timeline.start[rows]
         return rows, np.maximum(np.r_[starts[1:], self.end][: len(rows)], starts)
 
@@ -416,7 +418,7 @@ class Evidence:
         timeline = self.timeline
         copies, found = np.zeros((2, len(timeline)), bool)
         rows = np.flatnonzero(self.loop & timeline.where(Kind.OPERATOR))
-        outer = timeline.start[rows] >= np.r_[self.start, np.maximum.accumulate(timeline.end[rows])][: len(rows)]
+        outer = intervals.outermost(timeline.start[rows], timeline.end[rows], self.start)
         makes = timeline.named(CONVERTS.__contains__)
         rows, shared = rows[outer | makes[rows]], makes
         makes = makes | ~timeline.named(lambda name: bool(LOOKS_ON(name)))
@@ -1190,8 +1192,8 @@ def seen_in(facts: Evidence, mask: Mask) -> str:
     """Say in which line the main thread was seen in most of these spans, of those of which it is known; else ""."""
     timeline, rows = facts.timeline, np.flatnonzero(mask & (facts.timeline.source >= 0))
     known = np.flatnonzero(timeline.in_lanes(lambda lane: lane.role == "main") & (timeline.source >= 0))
-    ends = np.r_[timeline.begin, np.maximum.accumulate(timeline.end[known])][: len(known)]
-    outer = timeline.start[known][timeline.start[known] >= ends]  # of each call that was seen, the outermost counts
+    outer = timeline.start[known]  # of each call that was seen, the outermost counts
+    outer = outer[intervals.outermost(outer, timeline.end[known], timeline.begin)]
     calls = np.searchsorted(outer, timeline.start[rows], side="right").tolist()
     counts = Counter(source for _, source in {*zip(calls, timeline.source[rows].tolist(), strict=True)})
     found = counts.most_common(1)

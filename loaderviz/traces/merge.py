@@ -283,7 +283,7 @@ def _with_lines(timeline: Timeline, inside: Sequence[Look]) -> Timeline:
     mine = timeline.where(Kind.OPERATOR, Kind.API, Kind.WAIT)
     rows = np.flatnonzero(mine & timeline.in_lanes(lambda lane: lane.role == "main"))
     starts, ends, found = timeline.start[rows], timeline.end[rows], timeline.source.copy()
-    outer = np.flatnonzero(starts >= np.r_[timeline.begin, np.maximum.accumulate(ends)][: len(rows)])
+    outer = np.flatnonzero(intervals.outermost(starts, ends, timeline.begin))
     until = np.r_[outer[1:], len(rows)]  # what begins in a call stands behind it, up to the next one
     moments = np.array([look.moment for look in inside], np.int64)
     for look, place in zip(inside, np.searchsorted(starts[outer], moments, side="right") - 1, strict=True):
@@ -306,21 +306,17 @@ def _let_go(timeline: Timeline, looks: Sequence[Look]) -> tuple[Timeline, tuple[
     given = timeline.where(Kind.FETCH, Kind.PIN) & (timeline.batch >= 0)
     sizes = np.zeros(int(timeline.batch.max(initial=0)) + 1, np.int64)
     np.maximum.at(sizes, timeline.batch[given], timeline.nbytes[given])
-    most = np.where(sizes > 0, NOTICED + sizes * UNMAPPED, np.iinfo(np.int64).max)
-    most = most[timeline.batch[rows].clip(0)]
-    long = (after - ends > NOTICED) & (after - ends < most)
-    gaps = intervals.union(ends[long], after[long])
-    moments, drawn = (
-        np.array([look.moment for look in looks], np.int64),
-        [look.line.startswith(DRAWS) for look in looks],
-    )
-    body = intervals.covers(intervals.union(ends[after - ends >= most], after[after - ends >= most]), moments)
+    size, gap = sizes[timeline.batch[rows].clip(0)], after - ends
+    longer = (size > 0) & (gap >= NOTICED + size * UNMAPPED)
+    long = (gap > NOTICED) & ~longer
+    gaps, body = intervals.union(ends[long], after[long]), intervals.union(ends[longer], after[longer])
+    moments = np.array([look.moment for look in looks], np.int64)
+    drawn = np.array([look.line.startswith(DRAWS) for look in looks], bool)
     told = tuple(
         look._replace(line=look.line.removeprefix(DRAWS))
-        for look, draws, own in zip(looks, drawn, body.tolist(), strict=True)
-        if own or not draws
+        for look in compress(looks, ~drawn | intervals.covers(body, moments))
     )
-    draws, others = moments[np.array(drawn, bool)], moments[~np.array(drawn, bool)]
+    draws, others = moments[drawn], moments[~drawn]
     drawing, busy = (
         np.unique(np.searchsorted(gaps[:, 0], times[intervals.covers(gaps, times)], side="right") - 1)
         for times in (draws, others)

@@ -137,7 +137,7 @@ def counted(timeline: Timeline) -> Timeline:
             continue
         here = by_lane[main]
         asked, rows = timeline.start[here[asks[here]]].tolist(), here[stepping[here]]
-        outer = np.maximum.accumulate(np.r_[begin, timeline.end[rows][:-1]]) <= timeline.start[rows]
+        outer = intervals.outermost(timeline.start[rows], timeline.end[rows], begin)
         ends = timeline.end[rows[outer]].tolist()
         if not asked and ends:
             asked = [_first_step(timeline, here, stepping, np.array(ends))]

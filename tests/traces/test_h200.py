@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import loaderviz as lv
+from loaderviz.analysis.evidence import Evidence
 
 FILES = Path(__file__).with_name("h200")
 
@@ -40,6 +41,15 @@ def test_batches_that_are_ready_and_received_for_long_are_told_to_have_fewer_ten
     first = advice_of("features_in_columns")[0]
     assert first.parameters == {} and "num_workers=0" not in first.change
     assert "made already" in first.evidence and first.change.startswith("# send fewer tensors: join those of a batch")
+
+
+def test_few_lines_of_a_recording_are_no_lines_of_its_replay():
+    """Between two calls that were seen in a line the program is elsewhere, too."""
+    recorded = lv.Timeline.load(FILES / "tiny_copies.json.gz")
+    replay = advice_of("tiny_copies")[0].predicted
+    for timeline in (recorded, replay):
+        assert timeline is not None and (timeline.source >= 0).any()
+        assert Evidence(timeline).at_lines[0].size == 0
 
 
 def test_busy_workers_are_given_help_before_another_order():
