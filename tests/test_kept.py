@@ -156,7 +156,7 @@ def test_no_process_outlives_the_program(tmp_path, ending):
     done = factory.python(program)
     numbers = [int(number) for number in done.stdout.split()]
     told = done.stderr.splitlines()
-    if ending == "os._exit(0)":  # then nobody unlinks the semaphores of a queue that was not collected yet
+    if ending != "pass":  # then nobody unlinks the semaphores of a queue that was not collected yet
         told = [line for line in told if "leaked semaphore" not in line and "warnings.warn(" not in line]
     assert len(numbers) == 2 and not told
     until = time.monotonic() + 60

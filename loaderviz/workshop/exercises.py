@@ -319,7 +319,10 @@ def learners_code() -> Iterator[None]:
 
 @contextmanager
 def _timed() -> Iterator[None]:
-    """Raise `Endless` when the block has used `SECONDS` of processor time, and again each second until it ends."""
+    """Raise `Endless` when the block has used `SECONDS` of processor time, and again each second until it ends.
+
+    Python drops what is raised while an object is finalised: that is not told, the next second has the next one.
+    """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -327,6 +330,11 @@ def _timed() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise Endless
 
+    def dropped(told: Any) -> None:
+        if told.exc_type is not Endless:
+            as_before(told)
+
+    as_before, sys.unraisablehook = sys.unraisablehook, dropped
     before = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, SECONDS, 1)
     try:
@@ -334,6 +342,7 @@ def _timed() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
+        sys.unraisablehook = as_before
 
 
 @dataclass(frozen=True)

@@ -612,6 +612,15 @@ while True:
             raise""",
     "a sum that is never reached": "while sum(range(100)) < 10**9:\n    continue",
     "work for the GPU": "while True:\n    torch.ones(8, device='cuda')",
+    "where Python drops an error": """
+class Held:
+    def __del__(self):
+        while True:
+            pass
+held = Held()
+del held
+while True:
+    pass""",
     "before the first batch": "yield next(number for number in itertools.count() if number < 0)",
     "after the last batch": "yield from ((x.cuda(), y.cuda()) for x, y in batches)\nwhile batches:\n    pass",
     "a generator that never gives": "for x, y in batches:\n    while x is not None:\n        y.sum()\n    yield x",
