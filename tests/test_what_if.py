@@ -527,3 +527,55 @@ def test_the_way_to_the_limit_says_what_the_first_finding_says(given):
     assert all(after.step < before.step for before, after in zip([first, *rest], rest, strict=False))
     names = [name for step in advice.path for name, value in step.parameters.items() if value is not True]
     assert len(names) == len(set(names))
+
+
+class Features(torch.utils.data.Dataset):
+    """Samples of many small tensors; `listed` gives plain lists of bytes beside one tensor."""
+
+    def __init__(self, tensors=40, listed=0):
+        self.tensors, self.listed = tensors, listed
+
+    def __len__(self):
+        return 32 * 24
+
+    def __getitem__(self, index):
+        several = {f"feature {place}": torch.full((8,), float(place)) for place in range(self.tensors)}
+        return several | ({"raw": bytes(self.listed)} if self.listed else {})
+
+
+def _features(workers, joined=False, **options):
+    """Record a loop whose batches are many tensors, copied one by one or joined before they are copied."""
+    with lv.record(on="a100", host="laptop") as recording:
+        for batch in DataLoader(Features(**options), 32, num_workers=workers):
+            parts = [each for each in batch.values() if isinstance(each, torch.Tensor)]
+            if joined:
+                parts = torch.cat([part.flatten() for part in parts]).cuda().split(parts[0].numel())
+            sum(part.cuda().sum() for part in parts)
+    return recording.timeline
+
+
+@pytest.mark.parametrize("options", [{}, {"tensors": 2, "listed": 60_000}], ids=["many tensors", "bytes"])
+@pytest.mark.parametrize("joined", [False, True], ids=["one by one", "joined"])
+def test_what_is_received_from_workers_is_the_batch_and_not_what_is_copied(options, joined):
+    steps = {workers: lv.summarize(_features(workers, joined, **options)).step for workers in (0, 2)}
+    for now, then in ((0, 2), (2, 0)):
+        predicted = lv.what_if(_features(now, joined, **options), workers=then)
+        assert lv.summarize(predicted).step == pytest.approx(steps[then], rel=0.15)
+    assert steps[2] > 1.2 * steps[0]  # so workers do not pay, and are not offered
+    path = lv.advise(_features(0, joined, **options)).path
+    assert "workers" not in {name for change in path for name in change.parameters}
+
+
+def test_to_join_the_copies_does_not_join_what_workers_send():
+    loose, joined = _features(2), lv.summarize(_features(2, joined=True)).step
+    found = {finding.kind: finding for finding in lv.advise(loose)}
+    gained = lv.summarize(loose).step - joined
+    assert found["many-small-copies"].expected_gain.predicted == pytest.approx(gained, rel=0.15)
+    assert next(iter(found)) == "workers-cost-more" and "send fewer tensors" in found["workers-cost-more"].change
+
+
+def test_a_real_loop_tells_how_many_tensors_its_batches_have():
+    with lv.record(on="cpu") as recording:
+        for batch in DataLoader(Features(5), 32):
+            sum(batch.values())
+    assert recording.timeline.context.usage["tensors"] == 5

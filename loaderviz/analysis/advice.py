@@ -699,11 +699,16 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
         "workers-cost-more",
         f"the loop spends {duration(facts, time)} to take batches from {words.count(number, 'worker')}, and the fetch "
         f"of a batch takes only {words.duration(fetch)}: sending it from one process to another costs more than that",
-        "loader = DataLoader(..., num_workers=0)  # or larger batches, whose samples are made at once",
+        "loader = DataLoader(..., num_workers=0)  # or larger batches, whose samples are made at once"
+        + (f"\n{_FEWER}" if facts.timeline.context.usage.get("tensors", 0) >= MANY_SENT else ""),
         gain,
         {"workers": 0},
         subject=_DATA,
     )
+
+
+MANY_SENT = 8  # tensors of a batch: joined, they are received in less than a quarter of the time
+_FEWER = "# or send fewer tensors: join those of a batch in collate_fn, and split them on the GPU"
 
 
 def _received(facts: Evidence, taking: int) -> Finding | None:
@@ -717,8 +722,7 @@ def _received(facts: Evidence, taking: int) -> Finding | None:
         "workers-cost-more",
         f"the loop waits {duration(facts, time)} for batches that its workers have made already "
         f"({where(facts, received)}): it receives them, and each tensor comes through a file and a socket of its own",
-        "# send fewer tensors: join those of a batch in collate_fn, and split them on the GPU;\n"
-        "# or let the pin thread receive them: DataLoader(..., pin_memory=True)",
+        "# let the pin thread receive them: DataLoader(..., pin_memory=True)\n" + _FEWER,
         gain,
         subject=_DATA,
     )

@@ -326,6 +326,17 @@ class LoopModel:
             found = {batch: [sum(sizes[place::joined]) for place in range(joined)] for batch, sizes in found.items()}
         return {batch: tuple(sizes) for batch, sizes in found.items()}
 
+    def parcel(self, step: Step) -> Parcel:
+        """What a worker sends of a batch: as it was seen, else the tensors that are copied."""
+        seen = Parcel(
+            **{what: amount for what, amount in self.timeline.context.usage.items() if what in Parcel._fields}
+        )
+        copied = sum(step.tensors)
+        if not (seen.shared or seen.pickled):
+            return Parcel(seen.tensors or len(step.tensors), copied)
+        saved = min(seen.shared, round(copied / self._removal.shrink)) - copied  # by a smaller dtype
+        return seen._replace(shared=seen.shared - max(0, saved))
+
     def _usual_tensors(self) -> tuple[int, ...]:
         """The tensors that most batches have, for those whose copies lie before the window."""
         found = Counter(self._tensors[batch] for batch in sorted(self._tensors) if batch >= 0)
@@ -727,12 +738,14 @@ class _LoopWork:
     def batch(self, number: int) -> Batch:
         step = self._step(number)
         tensors = [] if self.slices else [round(nbytes * self.scale) for nbytes in step.tensors]
-        sent = self.sender.sending(Parcel(len(step.tensors), sum(step.tensors))) if self.sender else 0
+        sent = self.sender.sending(self.loop.parcel(step)) if self.sender else 0
         made = max(0, step.fetch - max(sent, round(step.fetch * self.unsent)))
         fetch = round(made * self.scale * self.slower * self.share)
         waits = round(step.waits * self.scale)
         locked = round(self.loop.locked * self.scale)
-        return Batch(tensors, round(step.samples * self.scale), fetch, self.loop.draw_time, waits, locked)
+        count, *sizes = self.loop.parcel(step)
+        sends = Parcel(count, *(round(size * self.scale) for size in sizes))
+        return Batch(tensors, round(step.samples * self.scale), fetch, self.loop.draw_time, waits, locked, sends)
 
     def source(self, does: str) -> str:
         return ""

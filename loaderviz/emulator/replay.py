@@ -92,11 +92,12 @@ class Batch(NamedTuple):
     draw_time: int = 0
     waits: int = 0
     locked: int = 0
+    sends: Parcel | None = None
 
     @property
     def parcel(self) -> Parcel:
-        """What a worker sends."""
-        return Parcel(len(self.tensors), sum(self.tensors))
+        """What a worker sends: the tensors, if nothing else is known."""
+        return self.sends or Parcel(len(self.tensors), sum(self.tensors))
 
 
 class Work(Protocol):

@@ -38,6 +38,7 @@ from loaderviz.batches import (
     given_twice,
     prefetch_name,
     sample_count,
+    tensors,
 )
 from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.files import own_folder
@@ -66,6 +67,7 @@ from loaderviz.traces.steps import Window
 from loaderviz.traces.workers import Fetch, read_files
 
 _NOTICEABLE = 1_000_000  # ns
+_COUNTED = 8  # batches whose tensors are counted: a walk through each would be a part of the loop
 _DEAR = 500_000_000  # ns; a forked worker starts within a few ms, a new process imports torch first
 _STARTED = "the start of {} took {} of processor time: a new process imports what the program imports"
 _LOOK = 500_000_000  # ns until the spans of a step are counted
@@ -383,6 +385,7 @@ class LoaderRanges:
         self.mine = defaultdict[int, list[Fetch | None]](list)
         self._began = self._ended = (swapped_in(), thread_lacked())
         self.sampler = Sampler()
+        self._tensors: list[int] = []  # how many the first batches have
         self.notes: dict[str, None] = {}  # of the timeline, each once
         self.faults: dict[str, None] = {}
         self._folder, self._window = folder, window
@@ -444,7 +447,7 @@ class LoaderRanges:
         if sum(costs) > _DEAR:
             self.notes.setdefault(_STARTED.format(words.count(len(costs), "worker"), words.duration(sum(costs))))
         swapped, lacked = (end - begin for begin, end in zip(self._began, self._ended, strict=True))
-        return Own(readings, fetches, left, self.batches, self.mine, self.sampler.seen, swapped, lacked)
+        return Own(readings, fetches, left, self.batches, self.mine, self.sampler.seen, swapped, lacked, self._tensors)
 
     def began(self) -> None:
         """The profiler runs from now on."""
@@ -592,6 +595,8 @@ class LoaderRanges:
         if not feed.nested:
             self._window.batch()
             if self.live:
+                if len(self._tensors) < _COUNTED:
+                    self._tensors.append(len(tensors(data)))
                 size = feed.sizes[index] if index < len(feed.sizes) else 0
                 with self.say(f"batch {batch}: {size or sample_count((), data)} samples", batch):
                     pass

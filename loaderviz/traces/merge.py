@@ -66,7 +66,8 @@ class Own:
     `readings`: before, inside and after each range named "clock"; `left`: iterator -> when its workers had all left;
     `batches`: (iterator, epoch, order) -> number of the batch; `mine`: what the main thread fetched itself, by batch,
     in order, None for what failed;
-    `swapped` [bytes]: brought back from swap; `lacked` [ns]: the loop's thread found no core.
+    `swapped` [bytes]: brought back from swap; `lacked` [ns]: the loop's thread found no core; `tensors`: how many some
+    batches have.
     """
 
     readings: Sequence[tuple[int, int, int]]
@@ -77,6 +78,7 @@ class Own:
     seen: Sequence[Look]
     swapped: int
     lacked: int
+    tensors: Sequence[int] = ()
 
 
 def choose_marks(raw: RawTrace) -> None:
@@ -345,6 +347,7 @@ def _usage(own: Own, there: Clock, begin: int, end: int) -> dict[str, int]:
         "swap": own.swapped // count,
         "memory": max((_growth(looks) for looks in memory.values()), default=0),
         "loop lacked": own.lacked,
+        "tensors": sum(own.tensors) // max(1, len(own.tensors)),
     }
     return {what: amount for what, amount in found.items() if amount > 0}
 

@@ -233,10 +233,10 @@ class Schedule(LoaderSchedule):
         if queued[0]:  # on this machine, too, it waited for the other workers
             fetched.waited -= fetched.queued
         self._note_locks(fetched)
-        took, receiving = session.fetched(fetched, size), fetched.received
+        parcel = parcel_of(fetched.data)
+        took, receiving = session.fetched(fetched, size, parcel), fetched.received
         sent = host.fetch_base + fetched.sent  # the queue
         if not session.measured:
-            parcel = parcel_of(fetched.data)
             sent, receiving = host.sending(parcel), host.receiving(parcel)
             self.kept = (len(self.ordered) - batch + self.first + 1) * parcel.shared
             if host.shm and (most := runtime.shared.batches) > host.shm:
@@ -366,7 +366,7 @@ class Iterators:
         read = max(runtime.shared.read(runtime.now, fetched.files), runtime.now + waited) + fetched.slept
         runtime.shared.main_rests(runtime.now, read)
         rested = read - runtime.now + runtime.rested - rested
-        runtime.now = read + (session.fetched(fetched, size) if size >= 0 else fetched.work)
+        runtime.now = read + (session.fetched(fetched, size, parcel_of(fetched.data)) if size >= 0 else fetched.work)
         if size >= 0:
             runtime.shared.queued(start, fetched.locks)  # nobody waits here, but workers would
             runtime.shared.waits(rested)

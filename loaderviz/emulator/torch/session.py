@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, LOADER_NEXT, PREFETCH_RANGE, Numbering, batch_name, batches_of, holds_bytes
 from loaderviz.emulator.device import Stream
-from loaderviz.emulator.hardware import Gpu, Host, pages
+from loaderviz.emulator.hardware import Gpu, Host, Parcel, pages
 from loaderviz.emulator.hazards import Access
 from loaderviz.emulator.hazards.races import Races
 from loaderviz.emulator.host import processor_time, waiting_time
@@ -156,6 +156,7 @@ class Session(HostThread, TensorMemory):
         self.unpriced: dict[str, list[int]] = {}  # where a batch took how many ns of real time that nothing prices
         self._charged: list[int] = []  # what each batch costs instead [ns]
         self._here: list[int] = []  # what its fetch took this machine's processor [ns]
+        self._parcels: list[Parcel] = []  # what each batch is, whoever fetches it
         self._waited: list[int] = []  # how long this machine waited for each [ns]
         self._spun = self._worked = 0  # how long its threads may have waited for each other, of what is measured [ns]
         self.deferred = DeferredCopies(self)
@@ -386,8 +387,9 @@ class Session(HostThread, TensorMemory):
             self.scheduler.works(self.runtime.host.list_time(count), gil=True)
             self.runtime.note(start, name)
 
-    def fetched(self, batch: Fetched, nbytes: int) -> int:
+    def fetched(self, batch: Fetched, nbytes: int, parcel: Parcel) -> int:
         """Return what a fetch costs a processor [ns]; note what nothing prices, and what is measured on the wall."""
+        self._parcels.append(parcel)
         self._waited.append(batch.waited)
         if self.measured:
             self._spun, self._worked = self._spun + batch.spun, self._worked + batch.work
@@ -398,6 +400,11 @@ class Session(HostThread, TensorMemory):
         self._charged.append(took + batch.slept)
         self._here.append(batch.here)
         return took
+
+    def _parcel(self) -> dict[str, int]:
+        """Return what a batch is, on average, as in a timeline's context."""
+        sums = [sum(amounts) // len(self._parcels) for amounts in zip(*self._parcels, strict=True)]
+        return {what: amount for what, amount in zip(Parcel._fields, sums, strict=False) if amount}
 
     def _not_priced(self) -> tuple[str, ...]:
         """Return the kinds of time that batches take on this machine, and that are far from what they cost."""
@@ -607,7 +614,7 @@ class Session(HostThread, TensorMemory):
             looks=tuple(self.sampler.seen) if self.sampler is not None else (),
             sent=self.sent / max(1, self.fetched_by_workers),
             shared_memory=shared_memory() if self.measured else None,
-            usage=runtime.shared.usage(),
+            usage=runtime.shared.usage() | self._parcel(),
         )
         timeline = runtime.timeline(context)
         if all(lane.group == "host" for lane in timeline.lanes) and (line := _asks_for_gpu(timeline.sources)):
