@@ -208,6 +208,9 @@ class Exercise:
         call = f"{self.name}.check(your_function)"
         if not callable(answer):
             raise Crashed(say("no-function", kind=type(answer).__name__, call=call))
+        name = getattr(answer, "__name__", "")
+        if line := _Broken.line_of(name):
+            raise Crashed(say("not-compiled", name=name, line=line))
         try:
             signature = inspect.signature(answer)
         except (TypeError, ValueError):  # a builtin without one
@@ -218,11 +221,11 @@ class Exercise:
             called = f"{getattr(answer, '__name__', 'it')}({', '.join(self.arguments)})"
             raise Crashed(say("other-arguments", call=called, signature=signature)) from None
 
-    def _crashed(self, error: Exception | Endless, again: str) -> Outcome:
+    def _crashed(self, error: BaseException, again: str) -> Outcome:
         line, said = line_of(error), f"{type(error).__name__}: {str(error).strip() or say('no-message')}"
         if isinstance(error, NameError) and error.name == BLANK:
             return self._not_attempted(say("blank", blank=BLANK, line=line or say("your-code")))
-        message = say("stopped", said=said) if isinstance(error, Exception) else say("endless", seconds=SECONDS)
+        message = say("endless", seconds=SECONDS) if isinstance(error, Endless) else say("stopped", said=said)
         if isinstance(error.__cause__, StopIteration):
             line = line_of(error.__cause__)
             message = say("at-the-end")
@@ -277,7 +280,7 @@ class Crashed(Exception):
 class Theirs(Exception):
     """Raised by a check: the learner's code stopped with `error`."""
 
-    def __init__(self, error: Exception | Endless) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
         self.error = error
 
@@ -313,7 +316,7 @@ def learners_code() -> Iterator[None]:
             yield
     except (NotYet, Crashed):
         raise
-    except (Exception, Endless) as error:
+    except (Exception, SystemExit, Endless) as error:
         raise Theirs(error) from error
 
 
@@ -515,8 +518,37 @@ def explain_cuda(shell: Any) -> None:
     shell.set_custom_exc((AssertionError, RuntimeError), shown)
 
 
-if shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)():
+class _Broken:
+    """The last cell that Python could not compile: what it defines is what an earlier cell left."""
+
+    cell, line = "", ""
+
+    @classmethod
+    def ran(cls, result: Any) -> None:
+        """IPython ran a cell, or could not."""
+        cell, error = result.info.raw_cell or "", result.error_before_exec
+        if isinstance(error, SyntaxError):
+            cls.cell, cls.line = cell, _line(error.lineno or 1, (error.text or "").strip())
+        elif any(name in _DEFINED.findall(cell) for name in _DEFINED.findall(cls.cell)):
+            cls.cell = ""
+
+    @classmethod
+    def line_of(cls, name: str) -> str:
+        """Return the line that is no Python, if it is in a cell that would have defined `name`; else ""."""
+        return cls.line if name in _DEFINED.findall(cls.cell) else ""
+
+
+_DEFINED = re.compile(r"^(?:def|class) +(\w+)", re.M)
+
+
+def follow(shell: Any) -> None:
+    """Let an IPython shell tell what its cells do that the checks cannot see."""
     explain_cuda(shell)
+    shell.events.register("post_run_cell", _Broken.ran)
+
+
+if shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)():
+    follow(shell)
 
 
 # Predictions: the learner says what will happen before the cell runs; afterwards the answer stands beside it.

@@ -499,6 +499,35 @@ def test_a_cell_that_calls_cuda_outside_of_a_recording_is_told_what_to_do(capsys
     assert "another one" in capsys.readouterr().out
 
 
+def test_after_a_syntax_error_the_function_of_before_is_not_judged(monkeypatch):
+    shell = IPython.core.interactiveshell.InteractiveShell()
+    exercises.follow(shell)
+    shell.user_ns["check"] = EXERCISES["3.a"].check
+    right = EXERCISES["3.a"].answer
+    name = re.findall(r"^def (\w+)", right, re.M)[-1]
+
+    def outcome():
+        return shell.run_cell(f"check({name})").result
+
+    shell.run_cell(right)
+    assert outcome().passed
+    broken = right + "    x = (\n"
+    shell.run_cell(broken)
+    refused = outcome()
+    assert refused.status == "crashed" and "syntax error in line" in refused.message, refused
+    assert f"Python kept the {name} of an earlier cell" in refused.message
+    shell.run_cell("y = = 2")  # another cell's error is none of this function
+    assert outcome().passed
+    shell.run_cell(broken)
+    shell.run_cell(right)
+    assert outcome().passed
+
+
+def test_an_answer_that_ends_the_program_is_stopped_with_its_line():
+    outcome = EXERCISES["3.a"].check(cell("import sys\n\n\ndef load(batches):\n    sys.exit()\n    yield 1", "load"))
+    assert outcome.status == "crashed" and "SystemExit" in outcome.message and "sys.exit()" in outcome.line, outcome
+
+
 # Predictions
 
 
