@@ -221,7 +221,7 @@ def call_with_device(session: Session, func: Any, args: tuple[Any, ...], kwargs:
     asked = kwargs.get("device")
     device = None if asked is None else wanted_device(asked)
     if device is not None and device.type not in ("cpu", "cuda"):
-        return func(*args, **kwargs)  # "meta" and others are none of our business
+        return func(*args, **kwargs)
     if device is not None and (out := kwargs.get("out")) is not None and is_on_device(out) != (device.type == "cuda"):
         raise RuntimeError(f"device type {device.type} does not match that of out parameter, which is on the other one")
     kwargs = of_default(dict(kwargs))

@@ -108,6 +108,8 @@ def wanted_device(device: Any) -> torch.device:
                 "cuda:0; several devices and peer copies are not modelled"
             )
         return DEVICE
+    if place.type not in ("cpu", "meta") and Session.active is not None:  # a Mac's GPU, for example
+        Session.active.note(f"what runs on {place} is not in this timeline: CUDA devices alone are emulated")
     return CPU if place.type == "cpu" else place  # "cpu:0" is the same
 
 

@@ -1,5 +1,6 @@
 """What `torch.cuda`, `torch.accelerator` and the generic `torch.Stream` and `torch.Event` answer."""
 
+import contextlib
 import inspect
 import math
 import pickle
@@ -31,6 +32,20 @@ def test_a_program_that_looks_for_a_macs_gpu_first_takes_the_emulated_one(monkey
         found = "mps" if torch.backends.mps.is_available() or torch.mps.is_available() else "cuda"
         assert (found, torch.get_device_module().__name__) == ("cuda", "torch.cuda")
     assert torch.backends.mps.is_available() and torch.mps.is_available()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda x, to: x.to(to), lambda _, to: torch.zeros(2, device=to), lambda _, to: torch.tensor([1], device=to)],
+)
+def test_a_device_that_is_not_emulated_is_noted(call):
+    """Where it is, as on a Mac, the program goes on; where it is not, torch's own error is told."""
+    with lv.record(on="a100") as recording:
+        call(torch.ones(2), "meta")
+        with contextlib.suppress(Exception):
+            call(torch.ones(2), "mps")
+    (told,) = [note for note in recording.timeline.context.notes if "not in this timeline" in note]
+    assert "what runs on mps is not" in told
 
 
 def test_device_queries(recording):
