@@ -304,7 +304,9 @@ class Shared:
         """Return how long a fetch that begins at `start` waits for locks that others have, and the line of the last."""
         late, line = 0, ""
         for name, many, held, where in locks:
-            ready = self._locks.setdefault(name, self._turns(many)).compute(start, held, 0)[1]
+            if name not in self._locks:
+                self._locks[name] = self._turns(many)
+            ready = self._locks[name].compute(start, held, 0)[1]
             if ready > start + held:
                 late, line = late + ready - start - held, where
             self._use[loader].held[name] += held // many
