@@ -67,6 +67,16 @@ EFFECTS: dict[str, dict[int, tuple[int, int]]] = {  # figure of torch.cuda.memor
     "inactive_split": {SPLIT: (1, REQUESTED)},  # an event has the change of their number there
     "inactive_split_bytes": {SPLIT: (1, SIZE)},
 }
+_SIGNS = np.array(
+    [
+        [
+            [sign * (at == what) for at in (ONE, SIZE, REQUESTED)]
+            for sign, what in (effects.get(event, (0, ONE)) for effects in EFFECTS.values())
+        ]
+        for event in range(SPLIT + 1)
+    ],
+    np.int64,
+)
 POOLS = ("all", "small_pool", "large_pool")
 MOST_EVENTS = 2**18  # numbers that wait to be added up
 
@@ -89,42 +99,42 @@ class Ledger:
 
     def __init__(self) -> None:
         self.events: list[int] = []
-        self._figures = {name: dict.fromkeys(POOLS, Figure()) for name in EFFECTS}
+        self._sums = np.zeros((len(Figure._fields), len(EFFECTS), len(POOLS)), np.int64)
 
     def figures(self) -> dict[str, dict[str, Figure]]:
         """Return each figure of each pool, as `torch.cuda.memory_stats` names them."""
         if self.events:
             self.add_up()
-        return self._figures
+        of_figures = zip(EFFECTS, np.moveaxis(self._sums, 0, -1).tolist(), strict=True)
+        return {
+            name: {pool: Figure(*sums) for pool, sums in zip(POOLS, all_, strict=True)} for name, all_ in of_figures
+        }
 
     def add_up(self) -> None:
-        """Add up the events since the last time."""
+        """Add up the events since the last time, all figures and pools at once."""
         events = np.array(self.events, np.int64).reshape(-1, 4)
         self.events.clear()
-        of_pools = slice(None), events[:, 1] == 0, events[:, 1] == 1
-        amounts = np.stack([np.ones(len(events), np.int64), events[:, 2], events[:, 3]])
-        for figure, effects in EFFECTS.items():
-            signs = np.zeros((SPLIT + 1, len(amounts)), np.int64)
-            for event, (sign, what) in effects.items():
-                signs[event, what] = sign
-            changes = (signs[events[:, 0]].T * amounts).sum(0)
-            for pool, of_pool in zip(POOLS, of_pools, strict=True):
-                before, changed = self._figures[figure][pool], changes[of_pool]
-                if len(changed):
-                    course = before.current + np.cumsum(changed)
-                    added, taken = int(changed[changed > 0].sum()), -int(changed[changed < 0].sum())
-                    self._figures[figure][pool] = Figure(
-                        int(course[-1]),
-                        max(before.peak, int(course.max())),
-                        before.allocated + added,
-                        before.freed + taken,
-                    )
+        what, is_large = events[:, 0], events[:, 1] == 1
+        amounts = np.stack([np.ones_like(what), events[:, 2], events[:, 3]], 1)
+        changes = np.einsum("nfa,na->fn", _SIGNS[what], amounts)[:, None] * np.stack(
+            [is_large | True, ~is_large, is_large]
+        )
+        current, peak, allocated, freed = self._sums
+        course = current[..., None] + changes.cumsum(-1)
+        peak[:] = np.maximum(peak, course.max(-1))
+        current[:] = course[..., -1]
+        allocated += changes.clip(min=0).sum(-1)
+        freed -= changes.clip(max=0).sum(-1)
 
     def reset(self, *, peaks: bool) -> None:
         """Let the peaks start anew from what is held now, or else all that was added up."""
-        for pools in self.figures().values():
-            for pool, now in pools.items():
-                pools[pool] = now._replace(peak=now.current) if peaks else now._replace(allocated=0, freed=0)
+        if self.events:
+            self.add_up()
+        current, peak, allocated, freed = self._sums
+        if peaks:
+            peak[:] = current
+        else:
+            allocated[:], freed[:] = 0, 0
 
 
 NO_STREAMS: Mapping[int, Stream] = {}  # of most blocks: one for all
