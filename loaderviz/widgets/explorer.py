@@ -416,6 +416,10 @@ class Explorer(Interactive):
     def _cell(self, picture: str) -> str:
         return self._element(picture) + loader(*EXPLORER)
 
+    def _display_(self) -> Any:
+        """Return what marimo shows: it runs no script of an output, but widgets."""
+        return self.widget or self.view
+
     def _assembled(self) -> Any:
         from loaderviz.widgets.controls import LiveExplorer
 
