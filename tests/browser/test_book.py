@@ -82,7 +82,8 @@ def test_a_slider_of_the_explorer_moves_in_the_book_without_a_kernel(pages, chro
     page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto((pages / "notebooks" / f"{EXPLORING}.html").as_uri())
-    explorer, words = explore(), page.locator(".lv-explorer .lv-words")
+    explorer = explore(gpu="laptop", batch_size=2048, sample_bytes=3136)  # the lesson's machine and batch
+    words = page.locator(".lv-explorer .lv-words")
     words.wait_for()
     assert words.text_content() == explorer.text()
     page.get_by_role("slider", name="workers", exact=True).press("ArrowRight")
