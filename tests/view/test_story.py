@@ -1,5 +1,6 @@
 """The front page without a browser: its texts, its numbers, its addresses, and where it is written."""
 
+import json
 import random
 import re
 import shutil
@@ -87,13 +88,21 @@ def test_the_scripts_are_short_and_their_lines_fit_beside_each_other_on_a_screen
     assert sum(map(len, lines.values())) <= 6_000
 
 
-@pytest.mark.skipif(not shutil.which("prettier"), reason="prettier is missing: npm install --global prettier")
-def test_the_scripts_are_as_prettier_writes_them():
-    done = subprocess.run(
-        [shutil.which("prettier"), "--check", "loaderviz/**/*.js", "docs/story/*.js"],
-        cwd=made.ROOT, capture_output=True, text=True, encoding="utf-8",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+@pytest.mark.skipif(not shutil.which("make"), reason="make is missing")
+def test_what_checks_javascript_is_named_exactly_and_make_says_where_it_is_not_there(tmp_path):
+    tools = json.loads((made.ROOT / "package.json").read_text(encoding="utf-8"))["devDependencies"]
+    assert {"prettier", "eslint"} <= set(tools) and all(re.fullmatch(r"\d+\.\d+\.\d+", each) for each in tools.values())
+    for name in ("Makefile", "pyproject.toml", "requirements.txt", "requirements-dev.txt"):
+        shutil.copy(made.ROOT / name, tmp_path)
+
+    def make(*goals):
+        return subprocess.run(["make", *goals], cwd=tmp_path, capture_output=True, text=True, encoding="utf-8")
+
+    alone = make("check-js")
+    assert alone.returncode != 0 and "node_modules is missing" in alone.stderr
+    assert "eslint" not in make("-n", "check").stdout  # so that CI needs no npm
+    (tmp_path / "node_modules").mkdir()
+    assert "node_modules/.bin/eslint" in make("-n", "check").stdout
 
 
 # Numbers
