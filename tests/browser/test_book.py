@@ -51,6 +51,7 @@ def test_every_link_leads_to_a_page_and_a_place_and_every_part_is_in_the_book(pa
                 wrong += [] if there else [(path.name, link)]
                 count += 1
     assert wrong == [] and count > 1000
+    assert all((pages / door).is_file() for door in factory.script("docs/site.py").DOORS.values())
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -262,7 +262,9 @@ def test_the_book_stands_behind_its_door(tmp_path):
     (book / "index.html").write_text("the book")
     for _ in range(2):  # the second in place of the first
         first = made.site(tmp_path / "site", book)
-        assert 'href="book/index.html"' in first.read_text(encoding="utf-8")
+        for language, name in made.PAGES.items():
+            (door,) = re.findall('class="door" href="([^"]+)"', (first.parent / name).read_text(encoding="utf-8"))
+            assert door == f"book/{made.DOORS[language]}" and ("/zh/" in door) == (language == "zh")
         assert (first.parent / "book" / "index.html").read_text() == "the book"
         (first.parent / "old.html").touch()
     assert not (made.site(tmp_path / "site").parent / "old.html").exists()
