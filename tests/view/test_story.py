@@ -12,6 +12,7 @@ import pytest
 from factory import script
 from test_engine import NODE, answers, any_settings
 
+from loaderviz import summarize
 from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.view.picture import EXPLORER, module
 from loaderviz.widgets.explorer import Settings, rates_of, simulate, tables
@@ -133,6 +134,10 @@ def test_the_page_works_out_what_python_does_for_other_settings(asked):
 
 def test_the_story_is_what_its_words_say():
     """Where a number changes, its sentence has to be read again."""
+    linked = rates_of("t4")
+    steps = {summarize(simulate(Settings(gpu=gpu, **linked))).step for gpu in tables()["gpus"]}
+    assert len(steps) == 1  # of the first picture: no GPU differs by more than its link
+    assert "{now_compute}" in made.TEXTS["now-text"]["en"] and "gpu" in made.SCENES["now"]["controls"]
     guess = {name: each[2].step for name, each in made.worked_out(made.SCENES["guess"]).items()}
     assert min(guess, key=guess.get) == "prefetch" and guess["workers"] == guess["now"]
     assert made.worked_out(made.SCENES["pinned"])["now"][2].overlap == 0
