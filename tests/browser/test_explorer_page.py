@@ -139,6 +139,23 @@ def test_it_fits_into_a_window_and_has_a_picture_without_scripts(shown, width):
     assert problems + more == []
 
 
+# The lines of the code that its panel cuts through, at its top and its bottom, and whether some are above it.
+CUT = """() => {
+    const pre = document.querySelector('.lv-code pre'), range = document.createRange();
+    range.selectNodeContents(pre);
+    const top = pre.getBoundingClientRect().top + pre.clientTop, bottom = top + pre.clientHeight;
+    const isCut = each => [top, bottom].some(edge => each.top < edge - 1 && each.bottom > edge + 1);
+    return [pre.scrollTop > 0, [...range.getClientRects()].filter(isCut).map(each => each.top - top)];
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_panel_of_the_code_shows_whole_lines_where_the_loop_is(shown, width):
+    page, _ = shown(explore("prefetch"), width)
+    page.wait_for_function("document.querySelector('.lv-code pre').scrollTop > 0")
+    assert page.evaluate(CUT) == [True, []]
+
+
 def test_a_slider_moves_in_what_nbconvert_makes_of_a_saved_notebook(shown, tmp_path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     nbconvert = pytest.importorskip("nbconvert")
