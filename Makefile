@@ -1,7 +1,7 @@
 # make timeline   run the four loaders on MNIST, print the tables, write timelines.html
 # make lab        open the notebooks
 # make test       pass the tests that need no browser, kernel or second Python, in five minutes on two cores
-# make test-all   pass all of them        make check   style, types, import rules
+# make test-all   pass all of them        make check   style, types, import rules    make check-js   prettier and eslint
 # make test-spawn the main job, the lessons and the tests of the DataLoader with workers that are started anew
 # make mutants    the share of small changes of the program that the tests see: make mutants SEED=7 COUNT=100
 # make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
@@ -96,11 +96,24 @@ mutants: setup-dev
 	$(RUN) -m benchmarks.mutants --seed $(SEED) --count $(COUNT) --jobs $(JOBS) --fast "$(FAST)" \
 	  --operators '$(MUTATIONS)' $(MUTATED)
 
+# Dev only, and of another world: Node.js and what package.json names. `check` has it where that is there, CI has not.
+SCRIPTS := $(filter-out %/load.js,$(wildcard loaderviz/view/*.js)) docs/story/story.js
+
+node_modules:
+	@echo "JavaScript cannot be checked: node_modules is missing. Get Node.js (20.19 or later) and run: npm install" >&2; exit 1
+
+.PHONY: check-js
+check-js: node_modules
+	node_modules/.bin/prettier --check "loaderviz/**/*.js" "docs/story/*.js"
+	node_modules/.bin/eslint loaderviz/view/load.js loaderviz/widgets/choices.js
+	cat $(SCRIPTS) | node_modules/.bin/eslint --stdin --stdin-filename page.mjs  # one scope, as pages have them
+
 check: setup-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(if $(wildcard node_modules),$(MAKE) check-js,@echo "JavaScript is not checked here: make check-js says what that needs")
 
 bench: setup-dev
 	@for file in $(filter-out $(addprefix benchmarks/,mutants.py gpu_day.py versions.py),$(wildcard benchmarks/*.py)); do name=$$(basename $$file .py); echo "== $$name"; $(RUN) -m benchmarks.$$name || exit 1; done

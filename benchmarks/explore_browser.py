@@ -1,9 +1,11 @@
 """How much work is the front page for a browser, until it is there, and for each key on a slider?
 
-Run it from the root of the repository: python -m benchmarks.explore_browser [--presses 20] [--slower 4]
+Run it from the root of the repository: python -m benchmarks.explore_browser [--presses 20] [--slower 4] [--throttle]
 
 A Chromium of its own opens the site that `docs/site.py` makes. What is told is the processor time of the page's own
 thread, times how much slower a reader's processor is (4, as a phone's): on a busy machine that says more than a clock.
+With --throttle the browser itself slows the processor down, and a clock tells when the page is there, and how long it
+is from a key until what it changed is drawn: what a reader waits for, on a machine that does nothing else.
 A page is there with its first picture. The rows of an empty page, with a slider that writes its number into a label,
 are the least that any page takes; the goals are for what comes on top of them: 1 s, and 50 ms in the median.
 """
@@ -29,6 +31,20 @@ EMPTY = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>empty</ti
     document.querySelector("p").textContent = event.target.value;
 };</script></html>"""
 THERE = "globalThis.lvScenes ? lvScenes[0].view?.drawn.rects > 0 : document.querySelector('p + script') !== null"
+# The page's own clock: when it is there, and from each key until the frame after it is done [ms].
+CLOCK = f"""addEventListener("DOMContentLoaded", () => {{
+    globalThis.lvUpdates = [];
+    const look = () => {{
+        if ({THERE}) globalThis.lvReady = performance.now();
+        else requestAnimationFrame(look);
+    }};
+    look();
+    addEventListener("input", ({{ timeStamp }}) => requestAnimationFrame(() => {{
+        const {{ port1, port2 }} = new MessageChannel();
+        port1.onmessage = () => lvUpdates.push(performance.now() - timeStamp);
+        port2.postMessage(0);
+    }}), true);
+}});"""
 SLIDERS = {
     "an empty page": "input",
     "compute (two rows)": "#nothing [type=range] >> nth=0",
@@ -41,17 +57,21 @@ SLIDERS = {
 
 
 class Page:
-    """A page of a new context, and the processor time of its thread."""
+    """A page of a new context, on a processor that is so much `slower`; `start` is when it is there [ms]."""
 
-    def __init__(self, browser: Any, address: str) -> None:
+    def __init__(self, browser: Any, address: str, slower: float, throttled: bool) -> None:
         context = browser.browser.new_context(viewport={"width": 1280, "height": 800}, locale="en-US")
+        self.slower, self.throttled = slower, throttled
         self.page = context.new_page()
         self.devtools = context.new_cdp_session(self.page)
         self.devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+        if throttled:
+            self.devtools.send("Emulation.setCPUThrottlingRate", {"rate": slower})
+            self.page.add_init_script(CLOCK)
         self.page.goto(address)
-        while not self.page.evaluate(THERE):
+        while not self.page.evaluate("globalThis.lvReady" if throttled else THERE):
             self.page.wait_for_timeout(50)
-        self.start = self.spent()
+        self.start = self.page.evaluate("lvReady") if throttled else self.spent() * slower
 
     def spent(self) -> float:
         """Return the ms of all tasks so far."""
@@ -68,11 +88,12 @@ class Page:
             before = self.spent()
             self.page.keyboard.press("ArrowRight" if number % 4 < 2 else "ArrowLeft")
             self.page.wait_for_timeout(600)  # until the address has it, too
-            times.append(self.spent() - before)
+            spent = [(self.spent() - before) * self.slower]
+            times += self.page.evaluate("lvUpdates.splice(0)") if self.throttled else spent
         return times
 
 
-def measure(browser: Any, folder: Path, count: int, slower: float) -> None:
+def measure(browser: Any, folder: Path, count: int, slower: float, throttled: bool) -> None:
     """Print the tables."""
     spec = importlib.util.spec_from_file_location("site_maker", ROOT / "docs" / "site.py")
     if spec is None or spec.loader is None:
@@ -86,16 +107,16 @@ def measure(browser: Any, folder: Path, count: int, slower: float) -> None:
     there: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(5):
         for name, address in zip(names, (empty.as_uri(), site), strict=True):
-            page = Page(browser, address)
-            there[name].append(page.start * slower)
+            page = Page(browser, address, slower, throttled)
+            there[name].append(page.start)
             page.page.context.close()
     _told("there after", there, READY)
-    bare, front = (Page(browser, address) for address in (empty.as_uri(), site))
+    bare, front = (Page(browser, address, slower, throttled) for address in (empty.as_uri(), site))
     for name in ("nothing", "numbers"):
         front.page.locator(f"#{name}").scroll_into_view_if_needed()
         front.page.wait_for_timeout(1_500)
     times = {name: (bare if slider == "input" else front).presses(slider, count) for name, slider in SLIDERS.items()}
-    _told("a key", {name: [each * slower for each in mine] for name, mine in times.items()}, UPDATE)
+    _told("a key", times, UPDATE)
 
 
 def _told(what: str, times: dict[str, list[float]], goal: float) -> None:
@@ -113,10 +134,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--presses", type=int, default=20, help="on each slider")
     parser.add_argument("--slower", type=float, default=4, help="how many times slower a reader's processor is")
+    parser.add_argument("--throttle", action="store_true", help="let the browser be slower, and take a clock")
     options = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory() as folder, started_browser() as browser:
-            measure(browser, Path(folder), options.presses, options.slower)
+            measure(browser, Path(folder), options.presses, options.slower, options.throttle)
     except Missing as missing:
         print(f"left out: {missing}")
     return 0

@@ -33,6 +33,7 @@ from loaderviz.widgets.explorer import Settings, advice, rates_of, simulate, tab
 ROOT = Path(__file__).parents[1]
 STORY = ROOT / "docs" / "story"
 PAGES = {"en": "index.html", "zh": "zh.html"}
+DOORS = {"en": "index.html", "zh": "notebooks/zh/00_start_here.html"}  # of the book, whose first page is English
 TEXTS = tomllib.loads((STORY / "texts.toml").read_text(encoding="utf-8"))
 # Of each scene: its settings, its timelines (changes of them; the first is the one that speeds are told against), those
 # that are drawn, its controls, and the lanes that are drawn, where not all are, by their short names.
@@ -260,7 +261,7 @@ def _scene(name: str, number: int, language: str, values: dict[str, str]) -> str
 def _lessons(language: str, book: bool) -> str:
     if not book:
         return f"<p>{marked(told('lessons-no-book', language))}</p>"
-    return f'<p><a class="door" href="book/index.html">{marked(told("lessons-book", language))}</a></p>'
+    return f'<p><a class="door" href="book/{DOORS[language]}">{marked(told("lessons-book", language))}</a></p>'
 
 
 def _data(language: str, frozen: dict[str, Any]) -> dict[str, Any]:

@@ -651,10 +651,7 @@ function drawData(view) {
 
 function drawGround(context, frame, rows) {
   const { dpr, theme } = frame,
-    {
-      model,
-      window: [from, to],
-    } = frame.view;
+    { model, window } = frame.view;
   for (const row of rows) {
     const y = Math.round((row.y - frame.top) * dpr),
       height = Math.round(row.height * dpr);
@@ -685,7 +682,7 @@ function drawGround(context, frame, rows) {
   for (const row of rows) {
     // after its end a part has no time
     const end = model.ends[row.part];
-    if (row.type === "track" && end < to && model.parts.length > 1) {
+    if (row.type === "track" && end < window[1] && model.parts.length > 1) {
       const x = Math.round((end - frame.from) * frame.k);
       context.globalAlpha = 0.6;
       context.fillStyle = theme.ground;
@@ -1048,7 +1045,7 @@ function placeOf(model, way, time) {
 /** The time cursor: what is to come is pale, and each batch rides on the lanes as a numbered
  * token. */
 function drawPlayhead(context, frame) {
-  const { model, view, theme, dpr } = frame,
+  const { view, theme, dpr } = frame,
     x = (view.time - frame.from) * frame.k;
   context.globalAlpha = 0.72;
   context.fillStyle = theme.ground;

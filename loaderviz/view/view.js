@@ -432,9 +432,8 @@ class View {
   }
 
   retheme() {
-    const theme = readTheme(this.host, this.head),
-      looks = ({ patterns, ...rest }) => JSON.stringify(rest);
-    if (looks(theme) === looks(this.theme)) return;
+    const theme = readTheme(this.host, this.head);
+    if (JSON.stringify(theme) === JSON.stringify(this.theme)) return;
     this.theme = theme;
     this.widths.clear();
     fillWords(this);

@@ -1,4 +1,4 @@
-"""Pictures one can touch. They need ipywidgets and anywidget; without them they show their first frame."""
+"""Pictures one can touch. They need ipywidgets and anywidget; without them Python hears of nothing that is touched."""
 
 from __future__ import annotations
 

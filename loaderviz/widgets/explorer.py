@@ -341,7 +341,8 @@ def explore(
     `preset` is the lesson to begin with: "blocking", "pinned", "prefetch" or "resident"; all else but `name` is a
     setting, with its meaning, unit and default in `loaderviz.widgets.Settings`. A cell that runs again closes its
     former explorer; `name` tells several in one cell apart. Raises `SettingsError` for a value that means nothing.
-    Where widgets do not work, it shows its first frame.
+    Where widgets do not work, as in Colab, the sliders still move in the page, but Python does not hear of it, and
+    `settings` and `timeline` stay as they were made. Where no script runs, there is a still picture, words and code.
 
     >>> loaderviz.summarize(loaderviz.explore("prefetch", batch_size=256).timeline).step  # ns
     887700.0
@@ -415,6 +416,10 @@ class Explorer(Interactive):
 
     def _cell(self, picture: str) -> str:
         return self._element(picture) + loader(*EXPLORER)
+
+    def _display_(self) -> Any:
+        """Return what marimo shows: it runs no script of an output, but widgets."""
+        return self.widget or self.view
 
     def _assembled(self) -> Any:
         from loaderviz.widgets.controls import LiveExplorer

@@ -250,10 +250,10 @@ for name, unit in {"h2d": "GB/s", "pageable": "GB/s", "memory_bandwidth": "GB/s"
 # %% [markdown]
 # ## Try
 #
-# With `prefetch`, make the batch smaller. What does the loop wait for now?
+# With `prefetch`, make the batch ever smaller. Which two things does the loop wait for?
 
 # %%
-lv.explore()
+lv.explore(gpu=GPU, batch_size=BATCH, sample_bytes=subset[0][0].nbytes)
 
 # %% [markdown]
 # ## The same code on a real GPU
@@ -287,6 +287,10 @@ assert len({run.loss for run in runs.values()}) == 1
 assert comparison.summaries()["pinned"].overlap == 0 < comparison.summaries()["prefetch"].overlap
 assert not lv.summarize(runs["resident"].timeline).h2d
 assert 0.8 < (steps["resident"] - steps["prefetch"]) / gather.time < 1.2
+tried = lv.explore("prefetch", gpu=GPU, batch_size=BATCH, sample_bytes=subset[0][0].nbytes, name="tried")
+assert "waiting for the next batch" in tried.text()
+tried.set(batch_size=BATCH // 16, compute=tried.settings.compute // 16)
+assert "launching" in tried.text()
 
 # %% [markdown] tags=["guide"]
 # ### 0. Start here

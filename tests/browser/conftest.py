@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "view"))
 sys.path.insert(0, str(Path(__file__).parent))
 from labserver import Lab, Missing, Opened, opened_page, started_browser, started_lab
 

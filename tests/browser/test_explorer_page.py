@@ -1,14 +1,19 @@
 """The explorer as a page: its controls move picture, numbers, words and code, without kernel and network."""
 
 import gzip
+import json
+import random
 import re
 from pathlib import Path
 
 import pytest
+from test_engine import ASK, EDGES, any_settings, check
 
 from loaderviz import words
 from loaderviz.emulator.replay import PRESETS
+from loaderviz.view.picture import EXPLORER, module
 from loaderviz.widgets import explore
+from loaderviz.widgets.explorer import tables
 
 pytestmark = pytest.mark.browser
 # Of each control that Tab reaches: its name, and what a screen reader says of a slider's value.
@@ -134,6 +139,23 @@ def test_it_fits_into_a_window_and_has_a_picture_without_scripts(shown, width):
     assert problems + more == []
 
 
+# The lines of the code that its panel cuts through, at its top and its bottom, and whether some are above it.
+CUT = """() => {
+    const pre = document.querySelector('.lv-code pre'), range = document.createRange();
+    range.selectNodeContents(pre);
+    const top = pre.getBoundingClientRect().top + pre.clientTop, bottom = top + pre.clientHeight;
+    const isCut = each => [top, bottom].some(edge => each.top < edge - 1 && each.bottom > edge + 1);
+    return [pre.scrollTop > 0, [...range.getClientRects()].filter(isCut).map(each => each.top - top)];
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_panel_of_the_code_shows_whole_lines_where_the_loop_is(shown, width):
+    page, _ = shown(explore("prefetch"), width)
+    page.wait_for_function("document.querySelector('.lv-code pre').scrollTop > 0")
+    assert page.evaluate(CUT) == [True, []]
+
+
 def test_a_slider_moves_in_what_nbconvert_makes_of_a_saved_notebook(shown, tmp_path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     nbconvert = pytest.importorskip("nbconvert")
@@ -156,6 +178,23 @@ def test_a_slider_moves_in_what_nbconvert_makes_of_a_saved_notebook(shown, tmp_p
             mine.get_by_role("slider", name="batches ahead", exact=True).press("ArrowRight")
         assert mine.locator(".lv-words").text_content() == explorer.text()
         assert mine.locator(".lv-code pre").text_content() == explorer.program.text
+
+
+def test_a_browser_works_out_what_python_does_as_node_does(chromium):
+    """The same 20 edges and 300 settings as in tests/view/test_engine.py."""
+    page, script = chromium.new_page(), module(*EXPLORER)
+    asks = f"""async ([script, given]) => {{
+        const address = URL.createObjectURL(new Blob([script], {{ type: "text/javascript" }}));
+        return ({ASK})(given, await import(address));
+    }}"""
+
+    def in_browser(expression, all_):
+        given = {"tables": tables(), "expression": expression, "all": all_}
+        return [json.loads(each) for each in page.evaluate(asks, [script, given])]
+
+    found = check(in_browser, [*EDGES, *(any_settings(random.Random(seed)) for seed in range(300))])
+    assert sum(len(each.get("rows", ())) for each in found) > 10_000
+    page.close()
 
 
 LATIN = re.compile(r"[A-Za-z]{3,}")

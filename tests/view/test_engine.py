@@ -1,6 +1,6 @@
 """The explorer of a page: its JavaScript gives what Python gives, for any settings, to the nanosecond.
 
-It runs in Node as the very module that pages have.
+It runs in Node as the very module that pages have; tests/browser/test_explorer_page.py asks a browser, too.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from loaderviz.widgets.explorer import (
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="node is missing: install Node.js 18 or later, for its tests")
-# What it is given: tables, and for each answer an expression with `it` in it.
-ASKS = """
-import { readFileSync } from "node:fs";
-import * as page from "./page.mjs";
-const { tables, expression, all } = JSON.parse(readFileSync(0));
-const asked = new Function("it", "tables", "page", `return ${expression}`);
-for (const it of all) {
-  let answer;
-  try {
-    answer = await asked(it, tables, page);
-  } catch (problem) {
-    answer = { problem: problem.constructor.name, text: problem.message };
+# What is asked: tables, and for each answer an expression with `it` in it. A browser is asked the same.
+ASK = """async ({ tables, expression, all }, page) => {
+  const asked = new Function("it", "tables", "page", `return ${expression}`), answers = [];
+  for (const it of all) {
+    try {
+      answers.push(JSON.stringify(await asked(it, tables, page)));
+    } catch (problem) {
+      answers.push(JSON.stringify({ problem: problem.constructor.name, text: problem.message }));
+    }
   }
-  console.log(JSON.stringify(answer));
-}
+  return answers;
+}"""
+IN_NODE = f"""
+import {{ readFileSync }} from "node:fs";
+import * as page from "./page.mjs";
+for (const answer of await ({ASK})(JSON.parse(readFileSync(0)), page)) console.log(answer);
 """
 ROW = "start", "end", "lane", "kind", "name", "batch", "nbytes", "correlation", "pinned", "cause", "source"
 DRAWN = "start", "end", "style", "name", "batch", "nbytes", "cause", "pinned", "hidden", "tail", "head", "arrow"
@@ -67,7 +68,7 @@ ALL = """(() => {
 def answers(folder, script):
     """Return a function: what an expression of JavaScript gives for each `it`; `page` is the module of this text."""
     (folder / "page.mjs").write_text(script, encoding="utf-8")
-    (folder / "asks.mjs").write_text(ASKS, encoding="utf-8")
+    (folder / "asks.mjs").write_text(IN_NODE, encoding="utf-8")
 
     def ask(expression, all_, known=None):
         given = json.dumps({"tables": known or tables(), "expression": expression, "all": all_})

@@ -158,6 +158,14 @@ def test_an_explorer_without_widgets_still_changes(monkeypatch, place):
     assert explorer.widget is None and "2 workers" in explorer.view.heading
 
 
+def test_marimo_asks_for_the_widget_since_no_script_runs_in_its_html(monkeypatch):
+    explorer = explore()
+    assert explorer._display_() is explorer.widget is not None
+    monkeypatch.setattr(cells, "live_here", lambda: False)
+    alone = explore()
+    assert alone._display_() is alone.view  # it would ask `alone` again, for ever
+
+
 def test_a_page_that_is_loaded_again_gets_the_present_state():
     from ipywidgets.widgets import widget as registry
 
