@@ -579,3 +579,26 @@ def test_a_real_loop_tells_how_many_tensors_its_batches_have():
         for batch in DataLoader(Features(5), 32):
             sum(batch.values())
     assert recording.timeline.context.usage["tensors"] == 5
+
+
+def _parts(workers, pinned=False):
+    """Batches that are parts of one tensor of a data set, which each worker copies into shared memory once."""
+    data = torch.rand(32, 16, 3, 64, 64)
+    with lv.record(on="a100", host="laptop") as recording:
+        for batch in DataLoader(data, None, num_workers=workers, pin_memory=pinned):
+            batch.cuda(non_blocking=pinned).sum()
+    return recording.timeline
+
+
+def test_a_part_of_a_tensor_in_memory_is_not_copied_again_for_each_batch():
+    own, several = _parts(0), _parts(2)
+    host, nbytes = Host.preset("laptop"), 16 * 3 * 64 * 64 * 4
+    (fetch,) = {row.end - row.start for row in several.rows() if row.kind == Kind.FETCH and row.batch >= 8}
+    assert fetch < host.tensor_sent + host.fetch_time(16, nbytes) + nbytes // 4096 * host.new_page  # no new pages
+    assert own.context.usage["tensors"] == several.context.usage["tensors"] == 1
+    for now, change, then in (
+        (own, {"workers": 2}, several),
+        (several, {"workers": 0}, own),
+        (several, {"pinned": True}, _parts(2, pinned=True)),
+    ):
+        assert lv.summarize(lv.what_if(now, **change)).step == pytest.approx(lv.summarize(then).step, rel=0.15)

@@ -1304,7 +1304,9 @@ def host_bound(facts: Evidence) -> Found:
     gap, place = longest_gap(facts)
     waits, asks = facts.waits_inside, dict[str, Any]()
     change = f"# see what the host does {place or 'in the longest gap'}; the GPU has no work then"
-    launches = mean < launching < LAUNCH and idle > 2 * parts["outside torch"]
+    between = intervals.subtract(facts.idle, launched)  # Python from one call to the next is a part of launching
+    elsewhere = min(parts["outside torch"], intervals.length(between[between[:, 1] - between[:, 0] >= LAUNCH]))
+    launches = mean < launching < LAUNCH and idle > 2 * elsewhere
     if launches and waits.any():
         change, asking = WAITS_INSIDE.format(line_of(facts, int(np.argmax(waits)))), waits & facts.does(Api.SYNCHRONIZE)
         if 2 * facts.asking(asking, FINITE).sum() > asking.sum():

@@ -332,7 +332,7 @@ class LoopModel:
             **{what: amount for what, amount in self.timeline.context.usage.items() if what in Parcel._fields}
         )
         copied = sum(step.tensors)
-        if not (seen.shared or seen.pickled):
+        if self.timeline.context.origin != "emulated" or not any(seen):  # of a real one only their number is known
             return Parcel(seen.tensors or len(step.tensors), copied)
         saved = min(seen.shared, round(copied / self._removal.shrink)) - copied  # by a smaller dtype
         return seen._replace(shared=seen.shared - max(0, saved))

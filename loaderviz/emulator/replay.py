@@ -188,14 +188,15 @@ class DataLoader:
             return sum(locked for _, locked in found)
 
         worker, parcel, host = number % self.config.workers, batch.parcel, self.runtime.host
+        nbytes = sum(batch.tensors)
         sending, receiving = (0, 0) if self.config.threads else (host.sending(parcel), host.receiving(parcel))
         queued = self.schedule.queue(worker, number, [("", 1, batch.locked, "")])
         ready = self.schedule.fetch(
-            number, worker, batch.fetch_time + sending, parcel.shared, self.work.source("fetch"), batch.waits,
+            number, worker, batch.fetch_time + sending, nbytes, self.work.source("fetch"), batch.waits,
             python=batch.fetch_time * self.config.python // 1000, queued=queued,
         )  # fmt: skip
         if self.config.pin:
-            ready = self.schedule.pin(number, ready, parcel.shared, locking, receiving)
+            ready = self.schedule.pin(number, ready, nbytes, locking, receiving)
         return ready, HostBatch(batch.tensors, tuple(blocks))
 
     def finish(self) -> None:

@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from time import process_time_ns
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
+from torch.multiprocessing import reductions
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Subset, TensorDataset, _utils
@@ -98,6 +99,7 @@ class Fetched:
     locks: Locks = ()
     queued: int = 0
     tries: bool = False
+    parcel: Parcel | None = None
 
     @classmethod
     def by(cls, fetcher: Any, indices: Any, data: Any, meter: Meter) -> Fetched:
@@ -119,6 +121,7 @@ class Fetched:
     def pin_memory(self) -> Fetched:
         """Called by the pin thread."""
         if Session.active is not None:  # else the recording is over; there is nothing to pin for
+            self.parcel = parcel_of(self.data, Session.active.sent_whole)  # what is pinned has another storage
             self.data = _utils.pin_memory.pin_memory(self.data)
         return self
 
@@ -233,7 +236,7 @@ class Schedule(LoaderSchedule):
         if queued[0]:  # on this machine, too, it waited for the other workers
             fetched.waited -= fetched.queued
         self._note_locks(fetched)
-        parcel = parcel_of(fetched.data)
+        parcel = fetched.parcel or parcel_of(fetched.data, session.sent_whole)
         took, receiving = session.fetched(fetched, size, parcel), fetched.received
         sent = host.fetch_base + fetched.sent  # the queue
         if not session.measured:
@@ -366,7 +369,8 @@ class Iterators:
         read = max(runtime.shared.read(runtime.now, fetched.files), runtime.now + waited) + fetched.slept
         runtime.shared.main_rests(runtime.now, read)
         rested = read - runtime.now + runtime.rested - rested
-        runtime.now = read + (session.fetched(fetched, size, parcel_of(fetched.data)) if size >= 0 else fetched.work)
+        parcel = parcel_of(fetched.data, session.sent_whole)
+        runtime.now = read + (session.fetched(fetched, size, parcel) if size >= 0 else fetched.work)
         if size >= 0:
             runtime.shared.queued(start, fetched.locks)  # nobody waits here, but workers would
             runtime.shared.waits(rested)
@@ -515,11 +519,27 @@ def _recorded(kind: Any) -> Any:
     return type(kind.__name__, (kind,), {"_process_data": process, "__module__": kind.__module__})
 
 
-def parcel_of(data: Any) -> Parcel:
-    """Return what a worker sends for a batch: whole storages through shared memory, all else pickled through a pipe."""
+def parcel_of(data: Any, sent: set[Hashable]) -> Parcel:
+    """Return what a worker sends for a batch: whole storages through shared memory, all else pickled through a pipe.
+
+    A storage of which a batch is a part, as of a data set in memory, is copied there once: then it is in `sent`.
+    """
     dense = [each for each in tensors(data) if each.layout is torch.strided]
-    storages = {each.data_ptr(): each.nbytes() for each in map(storage_of, dense)}
-    return Parcel(len(storages), sum(storages.values()), _pickled(data, set()))
+    storages = {each.data_ptr(): each for each in map(storage_of, dense)}
+    sizes = {place: each.nbytes() for place, each in storages.items()}
+    if sum(sizes.values()) > sum(each.nbytes for each in dense):
+        for place, storage in storages.items():
+            handle = _handle(storage) or place  # no worker sent it
+            if handle in sent:
+                sizes[place] = 0
+            sent.add(handle)
+    return Parcel(len(sizes), sum(sizes.values()), _pickled(data, set()))
+
+
+def _handle(storage: torch.UntypedStorage) -> Hashable:
+    """Return by what the processes know a storage that one of them sent: its file; None for any other."""
+    mine = reductions.StorageWeakRef(storage).cdata
+    return next((handle for handle, each in [*reductions.shared_cache.items()] if each.cdata == mine), None)
 
 
 def _pickled(data: Any, seen: set[int]) -> int:

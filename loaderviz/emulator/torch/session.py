@@ -11,7 +11,7 @@ import statistics
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -158,6 +158,7 @@ class Session(HostThread, TensorMemory):
         self.unpriced: dict[str, list[int]] = {}  # where a batch took how many ns of real time that nothing prices
         self._charged: list[int] = []  # what each batch costs instead [ns]
         self._here: list[int] = []  # what its fetch took this machine's processor [ns]
+        self.sent_whole: set[Hashable] = set()  # storages of which workers send parts
         self._parcels: list[Parcel] = []  # what each batch is, whoever fetches it
         self._waited: list[int] = []  # how long this machine waited for each [ns]
         self._spun = self._worked = 0  # how long its threads may have waited for each other, of what is measured [ns]
@@ -404,9 +405,9 @@ class Session(HostThread, TensorMemory):
         return took
 
     def _parcel(self) -> dict[str, int]:
-        """Return what a batch is, on average, as in a timeline's context."""
-        sums = [sum(amounts) // len(self._parcels) for amounts in zip(*self._parcels, strict=True)]
-        return {what: amount for what, amount in zip(Parcel._fields, sums, strict=False) if amount}
+        """Return what most batches are, as in a timeline's context."""
+        usual = map(statistics.median_low, zip(*self._parcels, strict=True))
+        return {what: amount for what, amount in zip(Parcel._fields, usual, strict=False) if amount}
 
     def _not_priced(self) -> tuple[str, ...]:
         """Return the kinds of time that batches take on this machine, and that are far from what they cost."""
