@@ -164,6 +164,15 @@ def exposed_share(timeline):
     return summary.exposed_copy / summary.window
 print(lv.__file__, lesson00.reading.check(exposed_share).status)
 """
+LACKS = """
+from loaderviz import errors, notebooks
+try:
+    errors.require("a lesson", "missing_here")
+except errors.MissingPackageError as error:
+    print(str(error).partition("needed: ")[2])
+print(next(check.repair for check in notebooks.CHECKS if check.name == "packages"))
+"""
+INSTALL = 'python -m pip install "loaderviz[notebook]"'
 FEW = "--batch-size 64 --steps 2 --warmup 2 --workers 1"
 
 
@@ -191,6 +200,7 @@ def test_the_wheel_is_used_without_the_checkout(there, tmp_path):
         assert ("files that it had already left" in told) == again, told
     assert used("-m", "loaderviz", "ready").endswith("READY\n")
     options["cwd"] = tmp_path / "mine"
+    assert used("-c", LACKS) == f"{INSTALL}\nRepair: {INSTALL}\n"
     file, status = used("-c", EXERCISE).split()
     assert status == "passed" and Path(file).is_relative_to(there)
     trace = Path(used("-c", "from loaderviz import notebooks; print(notebooks.trace('README.md'))").strip())
