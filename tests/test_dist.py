@@ -1,7 +1,9 @@
 """What is uploaded: made as `make dist` makes it, installed where no checkout is, and used there."""
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 import loaderviz
 from loaderviz import cli, notebooks
@@ -134,6 +137,27 @@ def test_wheel_and_archive_have_what_they_are_to_have(made):
     kept = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
     assert {"LICENSE", "start.py", ".dockerignore", "tests/test_images.py", *kept} <= names  # its tests can be run
     assert not any("__pycache__" in name for name in names)
+
+
+@pytest.mark.slow
+def test_pip_would_replace_nothing_that_fits_when_it_installs_the_wheel(made):
+    (wheel,) = made.glob("*.whl")
+    command = [*f"{sys.executable} -m pip install -q --no-index --dry-run --report=-".split(), f"{wheel}[notebook]"]
+    report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert {each["metadata"]["name"] for each in report["install"]} <= {"loaderviz"}
+
+
+@pytest.mark.parametrize("minor", range(8, 15))
+def test_the_line_for_colab_keeps_each_torch_that_loaderviz_works_with(minor):
+    """pip replaces what is installed only where a requirement does not hold for it; torchvision is 15 minors ahead."""
+    (line,) = re.findall(r"^    %pip install (.*)", (ROOT / "docs" / "setup.md").read_text("utf-8"), re.M)
+    asked = [Requirement(each) for each in shlex.split(line)]
+    extra = [Requirement(each) for each in PROJECT["project"]["optional-dependencies"]["notebook"]]
+    assert {str(each) for each in asked} - {str(each) for each in extra} == {"loaderviz"}
+    needed = [*asked, *map(Requirement, PROJECT["project"]["dependencies"]), *extra]
+    wanted = {"torch": f"2.{minor}.0+cu128", "torchvision": f"0.{minor + 15}.0+cu128"}
+    kept = {each.name: each.specifier.contains(wanted[each.name]) for each in needed if each.name in wanted}
+    assert kept == dict.fromkeys(wanted, minor >= 10)
 
 
 def test_the_addresses_of_the_project_are_in_one_place():
