@@ -73,7 +73,7 @@ test-spawn: setup-dev
 	done
 
 # The emulator's tests on other versions, PYTHON:TORCH, each in a .venv of its own; they write the table of docs/setup.md.
-VERSIONS ?= 3.11:2.10.0 3.12:2.13.0 3.13:2.14.1
+VERSIONS ?= 3.11:2.10.0 3.12:2.13.0 3.13:2.14.1 3.14:2.14.1
 
 test-versions: setup-dev
 	$(RUN) -m benchmarks.versions $(VERSIONS)
