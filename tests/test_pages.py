@@ -23,7 +23,8 @@ from loaderviz.imports import cured_imports
 ROOT = Path(__file__).parents[1]
 pages = script("docs/pages.py")
 FORKS = pytest.mark.skipif(sys.platform != "linux", reason="a page's data set cannot be imported by spawned workers")
-SCREEN, WIDEST = 85, 125  # lines, characters
+SCREEN, WIDEST = 61, 125  # lines, characters
+LONGER = {"tour.md": 85}  # what is beside the tasks of the other pages
 
 
 def told(page):
@@ -57,7 +58,7 @@ def test_readme_fits_and_every_how_to_page_is_one_screen_and_in_the_list():
     for path in folder.glob("*.md"):
         text = path.read_text(encoding="utf-8")
         written = re.sub(r"(?ms)^```text\n.*?^```$|^\|.*?$", "", text).splitlines()  # neither outputs nor tables
-        assert len(text.splitlines()) <= SCREEN and max(map(len, written)) <= WIDEST, path.name
+        assert len(text.splitlines()) <= LONGER.get(path.name, SCREEN) and max(map(len, written)) <= WIDEST, path.name
 
 
 def test_the_numbers_of_readme_are_those_of_the_pages_that_it_names():
