@@ -165,7 +165,7 @@ def test_the_addresses_of_the_project_are_in_one_place():
     (host,) = {address.split("/")[2] for address in PROJECT["project"]["urls"].values()}
     texts = [*ROOT.glob("*.*"), *(ROOT / "docs").glob("*.md"), *(ROOT / "loaderviz").rglob("*.py")]
     named = {path.name for path in texts if path.is_file() and host in path.read_text("utf-8", errors="replace")}
-    assert named == {"pyproject.toml"}
+    assert named - {"README.md"} == {"pyproject.toml"}  # README's links lead somewhere on an index with them alone
 
 
 PROGRAM = """
