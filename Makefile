@@ -3,6 +3,7 @@
 # make test       pass the tests that need no browser, kernel or second Python, in five minutes on two cores
 # make test-all   pass all of them        make check   style, types, import rules    make check-js   prettier and eslint
 # make test-spawn the main job, the lessons and the tests of the DataLoader with workers that are started anew
+# make test-integrations  the how-to pages of Lightning, transformers, accelerate and webdataset
 # make mutants    the share of small changes of the program that the tests see: make mutants SEED=7 COUNT=100
 # make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
 # make dist       the wheel and the source archive, in dist/, as they are uploaded (docs/releasing.md)
@@ -18,7 +19,7 @@ READY_DEV := $(VENV)/.ready-dev
 ROOT_FLAGS := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # With PyTorch's CPU build .venv has 1.4 GB, with the default one for Linux 5.5. `make TORCH_INDEX=URL` chooses another index.
-.PHONY: setup setup-dev timeline test test-all test-spawn test-versions mutants check lab bench notebooks book site clean
+.PHONY: setup setup-dev timeline test test-all test-spawn test-integrations test-versions mutants check lab bench notebooks book site clean
 
 setup: $(READY)
 
@@ -72,8 +73,18 @@ test-spawn: setup-dev
 	  LOADERVIZ_START=$$start $(PYTEST) -k "$(ANEW)" tests/test_notebooks.py tests/portability/test_systems.py || exit 1; \
 	done
 
+# The how-to pages of libraries that no other test needs; they are installed beside .venv, which stays as it is.
+INTEGRATIONS := $(CURDIR)/build/integrations
+
+$(INTEGRATIONS)/.ready: requirements-integrations.txt
+	$(RUN) -m pip install --quiet --no-deps --upgrade --target $(INTEGRATIONS) -r requirements-integrations.txt
+	touch $@
+
+test-integrations: setup-dev $(INTEGRATIONS)/.ready
+	PYTHONPATH=$(INTEGRATIONS) $(PYTEST) tests/test_pages.py -k "lightning or transformers or accelerate or webdataset"
+
 # The emulator's tests on other versions, PYTHON:TORCH, each in a .venv of its own; they write the table of docs/setup.md.
-VERSIONS ?= 3.11:2.10.0 3.12:2.13.0 3.13:2.14.1
+VERSIONS ?= 3.11:2.10.0 3.12:2.13.0 3.13:2.14.1 3.14:2.14.1
 
 test-versions: setup-dev
 	$(RUN) -m benchmarks.versions $(VERSIONS)

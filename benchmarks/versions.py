@@ -2,7 +2,8 @@
 
     PATH="$PATH:$HOME/.pyenv/versions/3.13.0/bin" python -m benchmarks.versions 3.11:2.10.0 3.13:2.14.1
 
-Each pair has a folder `.venv-PYTHON-TORCH` of its own, which is made at first. A Python is `python3.N` of the PATH.
+Each pair has a folder `.venv-PYTHON-TORCH` of its own, which is made at first. A Python is `python3.N` of the PATH. If
+it is missing, the table says that its tests were not run.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ def read(report: Path, python: str, torch: str) -> Row:
     return Row(python, torch, passed, skipped, len(failed), tuple(names))
 
 
-def set_up(python: str, torch: str) -> Path:
-    """Return a Python that has this torch, and what the tests need. Raises FileNotFoundError, CalledProcessError."""
+def set_up(python: str, torch: str) -> Path | None:
+    """Return a Python with this torch and what tests need, None without such a Python. Raises CalledProcessError."""
     folder = ROOT / f".venv-{python}-{torch}"
     own = folder / "bin" / "python"
     if not (folder / "ready").exists():
         found = shutil.which(f"python{python}")
         if not found:
-            raise FileNotFoundError(f"there is no python{python} on the PATH")
+            return None
         subprocess.run([found, "-m", "venv", "--clear", folder], check=True)
         lists = [(ROOT / name).read_text(encoding="utf-8") for name in ("requirements.txt", "requirements-dev.txt")]
         others = [line for line in "".join(lists).splitlines() if re.match(r"(?!torch(vision)?==)\w", line)]
@@ -79,7 +80,7 @@ def tested(own: Path, torch: str) -> Row:
     return read(report, whole, torch)
 
 
-def write(rows: Iterable[Row], page: Path = PAGE) -> None:
+def write(rows: Iterable[Row | str], page: Path = PAGE) -> None:
     """Put the table into the page, in place of the last one."""
     text = page.read_text(encoding="utf-8")
     page.write_text(BETWEEN.sub(lambda _: TABLE + "".join(map(str, rows)), text), encoding="utf-8")
@@ -91,15 +92,14 @@ def main(pairs: list[str]) -> int:
         print(f"{wrong[0]!r} is no pair such as 3.13:2.14.1 (a Python and a torch)", file=sys.stderr)
         return 2
     asked = [pair.split(":") for pair in pairs]
-    try:
-        pythons = [set_up(python, torch) for python, torch in asked]
-    except FileNotFoundError as problem:
-        print(problem, file=sys.stderr)
-        return 2
-    rows = [tested(own, torch) for own, (_, torch) in zip(pythons, asked, strict=True)]
+    pythons = [set_up(python, torch) for python, torch in asked]
+    rows = [
+        tested(own, torch) if own else f"| {python} | {torch} | – | – | – | not run (no Python {python} here) |\n"
+        for own, (python, torch) in zip(pythons, asked, strict=True)
+    ]
     write(rows)
     print(TABLE + "".join(map(str, rows)), end="")
-    return sum(bool(row.failed) for row in rows)
+    return sum(isinstance(row, Row) and row.failed > 0 for row in rows)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,11 @@ class NestedRecordingError(LoadervizError, RuntimeError):
     """A recording was begun inside another one, or a second time."""
 
 
+_PACKAGE = Path(__file__).parent
+_HERE = (_PACKAGE.parent / "pyproject.toml").is_file()  # the project, which a wheel does not bring
+INSTALL = "python -m pip install " + ('".[notebook]" in the folder of loaderviz' if _HERE else '"loaderviz[notebook]"')
+
+
 class MissingPackageError(LoadervizError, ImportError):
     """A package is not installed that comes with an extra of loaderviz."""
 
@@ -52,15 +57,14 @@ def require(what: str, *packages: str) -> None:
     """
     if missing := [name for name in packages if find_spec(name) is None]:
         raise MissingPackageError(
-            f"{what} needs {' and '.join(missing)}, not installed here; the extra 'notebook' has all that is needed: "
-            'python -m pip install ".[notebook]" in the folder of loaderviz'
+            f"{what} needs {' and '.join(missing)}, not installed here; "
+            f"the extra 'notebook' has all that is needed: {INSTALL}"
         )
 
 
 # Tracebacks without this package's frames
 
 
-_PACKAGE = Path(__file__).parent
 _THE_PROGRAMS_TOOLS = str(_PACKAGE / "loaders")  # used by the program, unlike the rest of the package
 _RUNPY = ("<frozen runpy>", "runpy.py")
 _DISPATCH = str(Path("torch", "_ops.py"))  # through it the emulated device calls torch

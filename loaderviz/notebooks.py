@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from loaderviz import words
-from loaderviz.errors import LoadervizError, require
+from loaderviz.errors import INSTALL, LoadervizError, require
 from loaderviz.files import naming
 from loaderviz.version import __version__
 
@@ -254,7 +254,7 @@ def _digits() -> str:
 
 CHECKS = (
     Check("system", _system, "Repair: take such a Python or machine, or open the lessons on another one in a browser"),
-    Check("packages", _import, 'Repair: python -m pip install ".[notebook]" in the folder of loaderviz'),
+    Check("packages", _import, f"Repair: {INSTALL}"),
     Check("memory", _memory, "Repair: close other programs and notebooks, or give the container more memory"),
     Check("recording", _record, 'Repair: python -m pip install "torch==2.13.0", with which loaderviz is tested'),
     Check("workers", _spawn, "Repair: give the container more shared memory, --shm-size=1g, and run this again"),

@@ -8,7 +8,7 @@ recording.timeline
 from __future__ import annotations
 
 import operator
-import warnings
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -115,14 +115,14 @@ class Recording:
             give_back()
         check = getattr(self._run, "check", None)
         if check is not None and check.differences:
-            warnings.warn(f"record(check=True): {check}", CheckWarning, stacklevel=3)
+            words.warn(f"record(check=True): {check}", sys._getframe(2), CheckWarning)
         if self.warn and self.hazards and kind is None:
             count = len(self.hazards)
-            warnings.warn(
+            words.warn(
                 f"{words.count(count, 'hazard')} found: on a real GPU this program gives wrong numbers now "
                 f"and then. The first: {self.hazards[0].line}. Print recording.hazards to see what is missing where",
+                sys._getframe(2),
                 HazardWarning,
-                stacklevel=3,
             )
 
     def step(self) -> None:
@@ -138,7 +138,7 @@ class Recording:
         """
         if self._over:
             if not self._late:
-                warnings.warn("recording.step(): the recording is over, and this step is not in it", stacklevel=2)
+                words.warn("recording.step(): the recording is over, and this step is not in it", sys._getframe(1))
             self._late = True
             return
         if Recording._running is not self:

@@ -6,17 +6,20 @@ share(0.412)          # "41 %"
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import shutil
 import sys
 import textwrap
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from html import escape
 from itertools import chain
 from itertools import count as count_from
+from types import FrameType
 from typing import Any
 
 _DURATIONS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"))
@@ -123,6 +126,15 @@ def places(sources: Iterable[str]) -> dict[str, str]:
             names.add(named[file])
         found[source] = f"{named[file]}:{line}" if colon else place(source)
     return found
+
+
+def warn(text: str, frame: FrameType | None, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line that `frame` has reached, as `warnings.warn` does, but name its file without folders."""
+    code, known = (frame.f_code.co_filename, frame.f_globals) if frame else ("torch", {})
+    file, line = place(f"{code}:0").removesuffix(":0"), frame.f_lineno if frame else 0
+    linecache.cache[file] = (0, None, linecache.getlines(code, known), file)  # the line of code is shown below
+    shown = known.setdefault("__warningregistry__", {})  # by which a filter knows what was shown
+    warnings.warn_explicit(text, category, file, line, known.get("__name__", file), shown)
 
 
 def wrapped(text: str, label: str = "", indent: int = 0, most: int = _WIDTH) -> str:

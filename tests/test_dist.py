@@ -1,7 +1,9 @@
 """What is uploaded: made as `make dist` makes it, installed where no checkout is, and used there."""
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 import loaderviz
 from loaderviz import cli, notebooks
@@ -131,15 +134,30 @@ def test_wheel_and_archive_have_what_they_are_to_have(made):
     assert len(hosts) == 1  # that of the placeholders, until the owner has written the addresses
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    assert {
-        "LICENSE",
-        "Makefile",
-        "start.py",
-        "tests/conftest.py",
-        "tests/old_files/race.json.gz",
-        "docs/api.md",
-    } <= names
+    kept = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    assert {"LICENSE", "start.py", ".dockerignore", "tests/test_images.py", *kept} <= names  # its tests can be run
     assert not any("__pycache__" in name for name in names)
+
+
+@pytest.mark.slow
+def test_pip_would_replace_nothing_that_fits_when_it_installs_the_wheel(made):
+    (wheel,) = made.glob("*.whl")
+    command = [*f"{sys.executable} -m pip install -q --no-index --dry-run --report=-".split(), f"{wheel}[notebook]"]
+    report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert {each["metadata"]["name"] for each in report["install"]} <= {"loaderviz"}
+
+
+@pytest.mark.parametrize("minor", range(8, 15))
+def test_the_line_for_colab_keeps_each_torch_that_loaderviz_works_with(minor):
+    """pip replaces what is installed only where a requirement does not hold for it; torchvision is 15 minors ahead."""
+    (line,) = re.findall(r"^    %pip install (.*)", (ROOT / "docs" / "setup.md").read_text("utf-8"), re.M)
+    asked = [Requirement(each) for each in shlex.split(line)]
+    extra = [Requirement(each) for each in PROJECT["project"]["optional-dependencies"]["notebook"]]
+    assert {str(each) for each in asked} - {str(each) for each in extra} == {"loaderviz"}
+    needed = [*asked, *map(Requirement, PROJECT["project"]["dependencies"]), *extra]
+    wanted = {"torch": f"2.{minor}.0+cu128", "torchvision": f"0.{minor + 15}.0+cu128"}
+    kept = {each.name: each.specifier.contains(wanted[each.name]) for each in needed if each.name in wanted}
+    assert kept == dict.fromkeys(wanted, minor >= 10)
 
 
 def test_the_addresses_of_the_project_are_in_one_place():
@@ -147,7 +165,7 @@ def test_the_addresses_of_the_project_are_in_one_place():
     (host,) = {address.split("/")[2] for address in PROJECT["project"]["urls"].values()}
     texts = [*ROOT.glob("*.*"), *(ROOT / "docs").glob("*.md"), *(ROOT / "loaderviz").rglob("*.py")]
     named = {path.name for path in texts if path.is_file() and host in path.read_text("utf-8", errors="replace")}
-    assert named == {"pyproject.toml"}
+    assert named - {"README.md"} == {"pyproject.toml"}  # README's links lead somewhere on an index with them alone
 
 
 PROGRAM = """
@@ -164,6 +182,15 @@ def exposed_share(timeline):
     return summary.exposed_copy / summary.window
 print(lv.__file__, lesson00.reading.check(exposed_share).status)
 """
+LACKS = """
+from loaderviz import errors, notebooks
+try:
+    errors.require("a lesson", "missing_here")
+except errors.MissingPackageError as error:
+    print(str(error).partition("needed: ")[2])
+print(next(check.repair for check in notebooks.CHECKS if check.name == "packages"))
+"""
+INSTALL = 'python -m pip install "loaderviz[notebook]"'
 FEW = "--batch-size 64 --steps 2 --warmup 2 --workers 1"
 
 
@@ -191,6 +218,7 @@ def test_the_wheel_is_used_without_the_checkout(there, tmp_path):
         assert ("files that it had already left" in told) == again, told
     assert used("-m", "loaderviz", "ready").endswith("READY\n")
     options["cwd"] = tmp_path / "mine"
+    assert used("-c", LACKS) == f"{INSTALL}\nRepair: {INSTALL}\n"
     file, status = used("-c", EXERCISE).split()
     assert status == "passed" and Path(file).is_relative_to(there)
     trace = Path(used("-c", "from loaderviz import notebooks; print(notebooks.trace('README.md'))").strip())

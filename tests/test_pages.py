@@ -1,20 +1,30 @@
 """README and the how-to pages: their code runs, and what it prints is what they say; they stay short."""
 
+import ast
+import contextlib
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from factory import script
 
+import loaderviz as lv
+from loaderviz import cli
 from loaderviz.imports import cured_imports
 
 ROOT = Path(__file__).parents[1]
 pages = script("docs/pages.py")
 FORKS = pytest.mark.skipif(sys.platform != "linux", reason="a page's data set cannot be imported by spawned workers")
-SCREEN, WIDEST = 85, 125  # lines, characters
+SCREEN, WIDEST = 61, 125  # lines, characters
+LONGER = {"tour.md": 85}  # what is beside the tasks of the other pages
 
 
 def told(page):
@@ -48,7 +58,7 @@ def test_readme_fits_and_every_how_to_page_is_one_screen_and_in_the_list():
     for path in folder.glob("*.md"):
         text = path.read_text(encoding="utf-8")
         written = re.sub(r"(?ms)^```text\n.*?^```$|^\|.*?$", "", text).splitlines()  # neither outputs nor tables
-        assert len(text.splitlines()) <= SCREEN and max(map(len, written)) <= WIDEST, path.name
+        assert len(text.splitlines()) <= LONGER.get(path.name, SCREEN) and max(map(len, written)) <= WIDEST, path.name
 
 
 def test_the_numbers_of_readme_are_those_of_the_pages_that_it_names():
@@ -67,6 +77,64 @@ def test_every_block_of_code_is_of_a_kind_that_runs():
     for page in pages.PAGES:
         text = page.read_text(encoding="utf-8")
         assert len(re.findall("(?m)^```", text)) == 2 * len(pages.BLOCK.findall(text)), page.name
+
+
+def beside(page):
+    """The lines of code of a page that stand in no block: the indented ones, and those within sentences."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
+    sentences = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)]
+    return [*re.findall(r"(?m)^ {4,}(\S.*)$", text), *sentences]
+
+
+COMMAND = re.compile(r"(?:python3? (?:start\.py )?-m |try/bin/)(\S+)(?: ([^&]*))?")
+ALONE = [["ready"], ["compare"]]  # of other commands a single word is but the name
+
+
+@pytest.mark.parametrize(
+    ("page", "least"),
+    [(page, 3 * (page.parent == ROOT)) for page in pages.PAGES]
+    + [(ROOT / "docs" / "setup.md", 6), (ROOT / "docs" / "releasing.md", 4)],
+    ids=lambda given: getattr(given, "stem", None),
+)
+def test_a_command_beside_the_blocks_is_one_that_its_program_takes(page, least, capsys):
+    found = [words for line in beside(page) for words in COMMAND.findall(line)]
+    assert len(found) >= least
+    for program, given in found:
+        options = shlex.split(given, comments=True)
+        assert find_spec(program) is not None
+        if program == "loaderviz" and options != ["--version"]:
+            help_of = ["--help"] if len(options) == 1 and options not in ALONE else []
+            with pytest.raises(SystemExit, match="0") if help_of else contextlib.nullcontext():
+                cli._parser().parse_args([*options, *help_of])
+
+
+@pytest.fixture
+def example(tmp_path, monkeypatch):
+    """What stands for the names and the files of the pages."""
+    monkeypatch.chdir(tmp_path)
+    with lv.record(on="t4") as recording:
+        torch.ones(8).cuda().sum().item()
+    traces = ROOT / "notebooks" / "traces"
+    shutil.copy(traces / "event_sync_2023.json.gz", "trace.json.gz")
+    Path("traces").mkdir()
+    for rank in (0, 1):
+        shutil.copy(traces / f"two_ranks_{rank}.json.gz", "traces")
+    for name in ("rank0.json", "fit-rank2.json"):
+        recording.timeline.save(name)
+    accelerator = SimpleNamespace(process_index=0)
+    return {"lv": lv, "loaderviz": lv, "recording": recording, "advice": lv.advise(recording.timeline),
+            "accelerator": accelerator}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:recording.step")  # after the block
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_an_expression_beside_the_blocks_can_be_evaluated(page, example):
+    """Where a GPU is needed, a recording without one stands for it."""
+    for line in beside(page):
+        with contextlib.suppress(SyntaxError):  # of what is no Python
+            words = ast.walk(ast.parse(line, mode="eval"))
+            if {each.id for each in words if isinstance(each, ast.Name)} & {*example}:
+                eval(line.replace('on="cuda"', 'on="cpu"'), example)
 
 
 def test_links_of_the_pages_lead_somewhere():

@@ -20,6 +20,7 @@ from loaderviz import cli, notebooks
 from loaderviz.errors import LoadervizError
 
 ROOT = Path(__file__).parents[1]
+HOW_TO = (ROOT / "docs" / "howto").glob("*.md")
 start = script("start.py")
 PACKAGES = re.findall(r"(?m)^torch(?:vision)?==.*", start.requirements())
 ARGUMENTS = ["-c", "import sys; print(sys.argv[1:])", "a b", "--dev"]
@@ -222,6 +223,10 @@ def test_what_a_learner_installs_has_nothing_for_tests_and_all_of_the_extra():
     assert names(extras["dev"]) - {"loaderviz"} <= names(learner) | names(dev)
     assert not names(learner) & {"pytest", "mypy", "ruff", "playwright", "hypothesis", "jupytext"}
     assert not names(learner) & names(dev)
+    apart = (ROOT / "requirements-integrations.txt").read_text().splitlines()
+    needed = re.findall(r"<!-- needs: (.*?) -->", "".join(page.read_text("utf-8") for page in HOW_TO))
+    assert {*" ".join(needed).split()} <= names(apart) and not names(apart) & (names(learner) | names(dev))
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in apart[1:])
     assert next(line for line in dev if not line.startswith("#")) == "-r requirements.txt"
 
 

@@ -1,14 +1,17 @@
 """What stays: the tables of docs/api.md, compared with the code in both directions."""
 
+import ast
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import get_args
 
 import factory
 import pytest
+from factory import script
 
 import loaderviz
-from loaderviz import cli, export, timeline
+from loaderviz import cli, export, loaders, timeline
 from loaderviz.analysis import FindingKind, ranks
 from loaderviz.analysis.advice import advise
 from loaderviz.analysis.report import report
@@ -57,9 +60,27 @@ def keys_of_findings():
     return {key for finding in findings for key in (*finding, *finding["gain"])}
 
 
+def names_of_pages():
+    """What README and the how-to pages take from other modules; `timeline_of` is a fixture, which nobody imports."""
+    found = {"testing.timeline_of"}
+    for page in script("docs/pages.py").PAGES:
+        code = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+        for node in ast.walk(ast.parse("\n".join(code))):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("loaderviz."):
+                found |= {f"{node.module.removeprefix('loaderviz.')}.{each.name}" for each in node.names}
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "notebooks":
+                found.add(f"notebooks.{node.attr}")
+    for name in found:
+        module, _, name = name.partition(".")
+        assert getattr(import_module(f"loaderviz.{module}"), name).__doc__
+    return {name for name in found if not name.startswith(("export.", "loaders."))}
+
+
 CODE = {
     "Names of loaderviz": lambda: set(loaderviz.__all__),
     "Names of loaderviz.export": lambda: {"Section", "to_chrome_trace", "to_html", "to_table"},
+    "Names of loaderviz.loaders": lambda: set(loaders.__all__),
+    "Names of other modules": names_of_pages,
     "Commands": commands,
     "Exit statuses": lambda: {"0", *map(str, (cli.FAILED, cli.USAGE_ERROR, cli.NOT_KEPT)), "128 + n"},
     "Environment variables": variables,

@@ -1,10 +1,12 @@
 """The table of versions says what the tests said, and stands in its place on the page."""
 
+import re
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.versions import BETWEEN, PAGE, TABLE, Row, main, read, set_up, write
+from benchmarks import versions
+from benchmarks.versions import BETWEEN, PAGE, ROOT, TABLE, Row, main, read, set_up, write
 
 REPORT = """<testsuites><testsuite>
 <testcase name="test_a[1]"/><testcase name="test_b"><skipped type="pytest.xfail"/></testcase>
@@ -34,11 +36,24 @@ def test_the_table_takes_the_place_of_the_last_one_and_nothing_else_changes(tmp_
     assert BETWEEN.sub("", written) == BETWEEN.sub("", text)
 
 
-def test_a_python_that_is_not_there_is_named(capsys):
-    with pytest.raises(FileNotFoundError, match=r"there is no python3\.99 on the PATH"):
-        set_up("3.99", "2.13.0")
-    assert main(["3.99:2.13.0"]) == 2
-    assert capsys.readouterr().err == "there is no python3.99 on the PATH\n"
+@pytest.mark.parametrize("failed", [0, 2])
+def test_a_python_that_is_not_there_has_a_row_that_says_so_and_the_others_are_run(failed, capsys, monkeypatch):
+    row, wrote = Row("3.13.0", "2.14.1", 3, 1, failed, ("a",) * failed), []
+    found = {"3.13": ROOT / "bin" / "python"}
+    monkeypatch.setattr(versions, "set_up", lambda python, torch: found.get(python) or set_up(python, torch))
+    monkeypatch.setattr(versions, "tested", lambda own, torch: row)
+    monkeypatch.setattr(versions, "write", wrote.extend)
+    assert main(["3.99:2.14.1", "3.13:2.14.1"]) == (failed > 0)
+    assert wrote == ["| 3.99 | 2.14.1 | – | – | – | not run (no Python 3.99 here) |\n", row]
+    assert capsys.readouterr().out == TABLE + "".join(map(str, wrote))
+
+
+def test_the_command_asks_for_each_python_that_the_package_is_for_and_the_table_has_a_row_for_it():
+    asked = re.search(r"^VERSIONS \?= (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.M)[1].split()
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    rows = re.findall(r"^\| (3\.\d+)[\d.]* \| ([\d.]+) ", BETWEEN.search(PAGE.read_text("utf-8"))[0], re.M)
+    assert [each.split(":") for each in asked] == [*map(list, rows)]
+    assert {each.split(":")[0] for each in asked} == {*re.findall(r"Python :: (3\.\d+)", project)}
 
 
 @pytest.mark.parametrize("pairs", [["3.99"], ["3.99:2.13.0", "a:b:c"], []])

@@ -10,6 +10,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import warnings
 import zlib
 from pathlib import Path
 
@@ -105,7 +106,7 @@ from loaderviz.loaders import PinnedLoader
 from torch.utils.data import DataLoader
 from parts.data import Images, collated
 
-warnings.simplefilter("ignore")
+warnings.filterwarnings("ignore", category=UserWarning, module="torch")  # of whether this machine has a GPU
 torch.manual_seed(0)
 model = torch.nn.Linear(64, 8)
 
@@ -218,15 +219,18 @@ def run(folder, *command):
     options = {"cwd": folder, "env": environment(folder), "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, *map(str, command)], **options)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
 
 
 @slow
 @posix
 @pytest.mark.timeout(900)
 def test_files_of_each_kind_of_recording_hold_no_folder_and_no_name(folder):
-    printed = run(folder, folder / "train.py", ARGUMENT)
-    assert FOLDER in printed  # the timeline itself knows the folders, for the stepper
+    done = run(folder, folder / "train.py", ARGUMENT)
+    assert FOLDER in done.stdout  # the timeline itself knows the folders, for the stepper
+    check(done.stderr, folder)
+    (at,) = re.findall(r"^train.py:(\d+): HazardWarning: 1 hazard found", done.stderr, re.M)
+    assert 'with lv.record(on="a100") as recording:' in PROGRAM.splitlines()[int(at) - 1]
     out = folder / "out"
     assert len(list(out.glob("*.html"))) == 7 and len(list(out.iterdir())) == 28
     for file in sorted(out.iterdir()):
@@ -386,6 +390,22 @@ def test_a_line_is_named_without_its_folders_and_files_of_one_name_apart():
     assert words.places(FILES) == FILES
     assert words.places(reversed(["/b/utils.py:3", "/a/utils.py:3"]))["/b/utils.py:3"] == "utils.py (2):3"
     assert words.places([]) == {}
+
+
+def test_a_warning_names_its_file_without_folders_once_for_a_line_and_a_filter_knows_its_module(tmp_path):
+    program = tmp_path / "loop.py"
+    program.write_text("for _ in range(3):\n    words.warn('look', sys._getframe(), FutureWarning)  # here\n")
+    known = {"__name__": "ada.loop", "sys": sys, "words": words}
+    code = compile(program.read_text(), str(program), "exec")
+    with warnings.catch_warnings(record=True) as caught:
+        for action, module in {"default": "", "ignore": r"ada\.", "error": "other"}.items():
+            warnings.filterwarnings(action, category=FutureWarning, module=module)
+            exec(code, known)
+        words.warn("without a line", None, FutureWarning)
+    shown = [warnings.formatwarning(each.message, each.category, each.filename, each.lineno) for each in caught]
+    line = "  words.warn('look', sys._getframe(), FutureWarning)  # here\n"
+    assert shown[0] == f"loop.py:2: FutureWarning: look\n{line}"
+    assert shown[1:] == ["torch:0: FutureWarning: without a line\n"]
 
 
 def lines_of(*files, **context):

@@ -10,7 +10,6 @@ import re
 import statistics
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -44,6 +43,8 @@ from loaderviz.stations import Sampler
 from loaderviz.timeline import Cause, Context, Timeline
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from loaderviz.emulator.torch.dataloader import Fetched
 
 Copies = Literal["on_wait", "eager"]
@@ -443,19 +444,25 @@ class Session(HostThread, TensorMemory):
                 self.runtime.now += pages(tensor.nbytes) * self.runtime.host.first_read
 
     def source(self, depth: int = 1) -> str:
-        """Return "file:line" of the nearest frame neither torch's nor ours (unless its module is an example).
+        """Return "file:line" of `caller`."""
+        frame = self.caller(depth + 1)
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+
+    def caller(self, depth: int = 1) -> FrameType | None:
+        """Return the nearest frame neither torch's nor ours (unless its module is an example).
 
         At least the next `depth` ones are.
         """
-        frame, internal = sys._getframe(depth), self._internal
+        frame: FrameType | None = sys._getframe(depth)
+        internal = self._internal
         while frame is not None:
             if (file := frame.f_code.co_filename) not in internal:
                 example = frame.f_globals.get("__user_code__")  # set in a module of ours that stands for a program
                 if example or not file.startswith(NOT_USER_CODE):
-                    return f"{file}:{frame.f_lineno}"
+                    return frame
                 internal.add(file)
-            frame = frame.f_back  # type: ignore[assignment]
-        return ""
+            frame = frame.f_back
+        return None
 
     def mark_source(self, batch: int = -1) -> None:
         """Let the spans made from now on carry the caller's line, and this batch, or else that of the loop."""
@@ -470,8 +477,7 @@ class Session(HostThread, TensorMemory):
 
     def warn(self, text: str) -> None:
         """Warn as torch does, at the program's own line."""
-        file, _, line = self.source().rpartition(":")
-        warnings.warn_explicit(text, UserWarning, file or "torch", int(line or 0))
+        words.warn(text, self.caller())
 
     def read_blank(self, operator: str, on_device: bool, made: str) -> None:
         """An operator reads memory that was made at a line, and that nothing has written since."""

@@ -8,7 +8,7 @@ program holds it (on a real GPU the graph's pool keeps that, too). Host operator
 
 from __future__ import annotations
 
-import warnings
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from loaderviz import words
 from loaderviz.emulator.device import Command
 from loaderviz.emulator.runtime import Capture, CudaError
 from loaderviz.emulator.torch import copies, internals
@@ -186,10 +187,10 @@ class CUDAGraph(Disguised):
             if recorder.nodes.branches:
                 session.note("CUDA graph: its branches are emulated one after the other, in the order of the capture")
         if not recorder.nodes.nodes:
-            warnings.warn(
+            words.warn(
                 "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong "
                 "device or stream.",
-                stacklevel=2,
+                sys._getframe(1),
             )
 
     def replay(self) -> None:
