@@ -326,14 +326,18 @@ class LoopModel:
             found = {batch: [sum(sizes[place::joined]) for place in range(joined)] for batch, sizes in found.items()}
         return {batch: tuple(sizes) for batch, sizes in found.items()}
 
+    @cached_property
+    def seen_parcel(self) -> Parcel | None:
+        """What most batches are, if the timeline says it; of a real one only how many tensors they have is known."""
+        context = self.timeline.context
+        seen = {what: amount for what, amount in context.usage.items() if what in Parcel._fields}
+        return Parcel(**seen) if seen and context.origin == "emulated" else None
+
     def parcel(self, step: Step) -> Parcel:
         """What a worker sends of a batch: as it was seen, else the tensors that are copied."""
-        seen = Parcel(
-            **{what: amount for what, amount in self.timeline.context.usage.items() if what in Parcel._fields}
-        )
-        copied = sum(step.tensors)
-        if self.timeline.context.origin != "emulated" or not any(seen):  # of a real one only their number is known
-            return Parcel(seen.tensors or len(step.tensors), copied)
+        seen, copied = self.seen_parcel, sum(step.tensors)
+        if not seen:
+            return Parcel(self.timeline.context.usage.get("tensors", 0) or len(step.tensors), copied)
         saved = min(seen.shared, round(copied / self._removal.shrink)) - copied  # by a smaller dtype
         return seen._replace(shared=seen.shared - max(0, saved))
 
@@ -720,9 +724,8 @@ class _LoopWork:
         # Where the loop's thread pins, it also takes the batches from the workers, which no pin thread does
         self.takes = loop.preset if loop.config.workers and not loop.facts.lanes_of("pin") and config.pin else None
         self.sender = loop.preset if loop.config.workers else None  # whose sending is in the times of fetches
-        self.unsent = (
-            0.0 if config.workers and not config.threads else loop.timeline.context.sent
-        )  # share of a fetch: nothing has to be sent
+        stays = config.workers and not config.threads
+        self.unsent = 0.0 if stays or (self.sender and loop.seen_parcel) else loop.timeline.context.sent  # of a fetch
         self.owed = 0  # ns that calls of the replay took more than those observed
         self.collectives: Stream | None = None
         real, now, then = loop.timeline.context.origin != "emulated", loop.config.workers, config.workers
