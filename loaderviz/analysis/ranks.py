@@ -396,13 +396,16 @@ def collectives_of(timeline: Timeline, found: Lateness) -> tuple[Collective, ...
 
 
 def spent_before(times: Times, device: int, came: Ints, ended: Ints) -> Ints:
-    """Return for how long a rank did each of `CAUSES` before each of its collectives [ns]: a column for each.
-
-    That is from the end of the collective before, which all ranks have in common, to when it came to this one.
-    """
-    ends = np.r_[times.begin(device), np.sort(ended)]
-    since = ends[np.searchsorted(ends[1:], came, side="right")]
+    """Return for how long a rank did each of `CAUSES` before each of its collectives [ns]: a column for each."""
+    since = common_ends(times.begin(device), came, ended)
     return np.stack([intervals.covered_within(part, since, came) for part in times.parted(device)], axis=1)
+
+
+def common_ends(begin: int, came: Ints, ended: Ints) -> Ints:
+    """Return the end of the collective before, which all ranks have in common, for each that a rank came to [ns]."""
+    ends = np.r_[begin, np.sort(ended)]
+    since: Ints = ends[np.searchsorted(ends[1:], came, side="right")]
+    return since
 
 
 def _why(found: Lateness, spent: Ints, device: int, host_is_seen: bool) -> tuple[str, int]:
