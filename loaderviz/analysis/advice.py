@@ -822,6 +822,7 @@ def dense_embedding(facts: Evidence) -> Finding | None:
     )
 
 
+NAMED = 0.1  # of what the loop waits in one operator: another one in which it waits less is not named
 _SYNCHRONIZES = {  # what to change, by what the host waits for
     "mask": (
         "# x[mask] and torch.nonzero give as many rows as are true, and the host waits to know how many.\n"
@@ -861,12 +862,13 @@ def synchronizes_each_step(facts: Evidence) -> Found:
     direct = facts.idle_beside(free) + facts.length(work) + facts.exposed(results)
     what = "the GPU's idle time beside the calls that wait for it, and what they and their lines have it do"
     gain = facts.bound(direct, what, results | work, 0, host=free)
-    reads, made = int(results.sum()), facts.operators_of(calls).most_common(1)
+    reads, made = int(results.sum()), facts.operators_of(waits).most_common(2)
+    longest = [f"{name} ({duration(facts, time)})" for name, time in made if time >= NAMED * made[0][1]]
     told = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
     asked = "mask" if made and made[0][0] in MASKS else "result" if reads or (made and made[0][0] in READING) else ""
     asked = "finite" if checks else asked
     told = told if reads else "no copy of a result is seen" if asked else "no result is brought to the host by them"
-    told += "".join(f"; {often:,} of the waits {'is' if often == 1 else 'are'} in {name}" for name, often in made)
+    told += f"; it waits longest in {' and '.join(longest)}" if longest else ""
     return Finding(
         "synchronizes-each-step",
         f"the loop waits for the GPU {count:,} times{a_step(count, steps)}, {duration(facts, intervals.length(inside))}"

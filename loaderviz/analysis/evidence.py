@@ -382,11 +382,14 @@ class Evidence:
         return int(np.minimum(intervals.covered_within(self.idle, start, until), end - start).sum())
 
     def operators_of(self, calls: Mask) -> Counter[str]:
-        """The innermost operators that make these calls, but for copies, and how many of the calls each makes."""
-        operators = self.loop & self.timeline.where(Kind.OPERATOR)
-        rows = np.flatnonzero(operators & ~self.timeline.named((*COPY_OPERATORS, READING[1]).__contains__))
-        found = Counter(self.innermost(rows, call) for call in np.flatnonzero(calls).tolist())
-        return Counter({name: count for name, count in found.items() if name})
+        """For how many ns these calls are in which operators: the innermost, but what copies for `aten::to` is in it."""
+        operators, within = self.loop & self.timeline.where(Kind.OPERATOR), (*COPY_OPERATORS[1:], READING[1])
+        inner = operators & self.timeline.named(within.__contains__)
+        rows, times = [np.flatnonzero(each) for each in (operators & ~inner, inner)], Counter[str]()
+        for call in np.flatnonzero(calls).tolist():
+            names = (self.innermost(each, call) for each in rows)
+            times[next(filter(None, names), "")] += int(self.last[call] - self.first[call])
+        return Counter({name: time for name, time in times.items() if name})
 
     def calls(self, work: Mask) -> Mask:
         """The host's calls that launched these spans of the device."""
