@@ -249,7 +249,7 @@ def test_a_straggler_is_named_with_its_reason_and_what_the_others_wait(late):
     assert other.moved == other.communication - other.rank_wait == moved
     finding = finding_of(timeline, "late-rank")
     assert finding.evidence.startswith(
-        f"Rank {late} is late: the others wait 300 µs a step for it, 100 % of all lateness."
+        f"Rank {late} is late: the others wait 300 µs a step for it (100 % of all lateness) in 8 collectives of 8 ms."
     )
     assert finding.change.startswith(f"# rank {late}: compare its loader") and finding.expected_gain.ns == 2_400 * US
 

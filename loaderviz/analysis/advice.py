@@ -492,16 +492,16 @@ def late_rank(facts: Evidence) -> Finding | None:
     table = rank_table(facts.timeline, facts.asked)
     if table is None or not table.lateness.cost:
         return None
-    found, told = table.lateness, f"{table.lateness}"
-    told += f", {words.share(found.share)} of all lateness" if table.late else ""
-    share, step = found.cost / (found.window[1] - found.window[0]), found.cost / found.steps if found.steps else None
-    basis = f"at most {words.duration(found.cost)} in the window, what the other ranks wait for in collectives"
+    found, whole = table.lateness, table.lateness.window[1] - table.lateness.window[0]
+    step = found.cost / found.steps if found.steps else None
+    what = "what the other ranks wait for in collectives"
+    basis = f"at most {words.duration(found.cost)} in {words.duration(whole)}, {what}"
     return Finding(
         "late-rank",
-        ". ".join([told.capitalize(), *table.why]) + ".",
+        " ".join(table.told),
         "\n".join(f"# rank {each.row.rank}: {_EVEN[each.cause]}" for each in table.late)
         or f"# each: {_EVEN['computes']}",
-        Gain(found.cost, share, step, basis),
+        Gain(found.cost, found.cost / whole, step, basis),
         subject=_COLLECTIVES,
     )
 

@@ -34,7 +34,8 @@ class RankNumbers:
 
     `did` is for how long it did what a `RankRow` says, in its `window`. Of each collective there are the name and the
     message. `moments` are its own begin, that of its window, and when each of its `n` collectives came and ended; by
-    then it had `done` so much of each of `CAUSES`, of shape `(2 + 2n, 4)`. `steps` are when its steps begin.
+    then it had `done` so much of each of `CAUSES`, of shape `(2 + 2n, 4)`. `steps` are when its steps begin; its window
+    holds `count` of them.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class RankNumbers:
     moments: Ints
     done: Ints
     steps: Ints
+    count: float
     messages: tuple[Message | None, ...]
 
 
@@ -111,6 +113,7 @@ def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
         moments + zero,
         np.stack([intervals.covered_before(part, moments) for part in whole.parted(device)], axis=1),
         begin_of(timeline, device, loop.spans) + zero if len(loop.spans) else rows[:0],
+        loop.count(start, end),
         tuple(told.get(correlation) for correlation in timeline.correlation[rows].tolist()),
     )
 
@@ -139,7 +142,7 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     busiest = max(range(len(every)), key=lambda at: sum(every[at].did[:2]))
     start, end = (edge - zeros[busiest] for edge in every[busiest].window)
     timeline = builder.build()
-    late = lateness(timeline, (start, end), busiest)
+    late = replace(lateness(timeline, (start, end), busiest), steps=every[busiest].count)
     spent = np.zeros((len(late.parts), len(CAUSES)), np.int64)
     for number, each in enumerate(every):
         mine = late.device == number

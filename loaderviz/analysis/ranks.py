@@ -216,13 +216,17 @@ class RankTable:
         return row.waits / max(1, *(each.waits for each in self.rows))
 
     @property
-    def _told(self) -> str:
-        notes = [f"{note[:1].upper()}{note[1:]}" for note in self.notes]
-        if not self.shared:
-            return "\n".join(f"{each}." for each in ("No collective was seen of several ranks", *notes))
+    def told(self) -> list[str]:
+        """Sentences: who is late and for how long, in which time, and why."""
+        whole = words.duration(self.lateness.window[1] - self.lateness.window[0])
         share = f" ({words.share(self.lateness.share)} of all lateness)" if self.late else ""
-        first = f"{self.lateness}{share} in {words.count(self.shared, 'collective')}".capitalize()
-        return "\n".join(f"{each}." for each in (first, *self.why, *notes))
+        first = f"{self.lateness}{share} in {words.count(self.shared, 'collective')} of {whole}".capitalize()
+        return [f"{each}." for each in (first, *self.why)]
+
+    @property
+    def _told(self) -> str:
+        notes = [f"{note[:1].upper()}{note[1:]}." for note in self.notes]
+        return "\n".join([*(self.told if self.shared else ["No collective was seen of several ranks."]), *notes])
 
     def __str__(self) -> str:
         shown, folded = self._parts()

@@ -1,5 +1,6 @@
 """Hundreds of ranks as one table: the same as of a timeline of all, with a few kilobytes of each file."""
 
+import json
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -56,6 +57,21 @@ def test_what_runs_under_a_collective_that_no_other_file_has_is_not_lost(tmp_pat
     table = lv.ranks(tmp_path)
     assert [(each.row.rank, each.cause, each.more) for each in table.late] == [("1", "computes", 6 * 300_000)]
     alike(table, rank_table(lv.read(tmp_path)))
+
+
+def test_lateness_of_a_step_is_that_of_its_time_where_not_all_steps_are_marked(tmp_path):
+    """Six steps of 1 ms, of which two began before their marks were recorded; rank 1 comes 290 µs late."""
+    straggling(tmp_path, 1, count=3)
+    for path in tmp_path.iterdir():
+        data = json.loads(path.read_text())
+        unmarked = [each for each in data["traceEvents"] if each["name"] not in ("ProfilerStep#3", "ProfilerStep#4")]
+        write(tmp_path, data | {"traceEvents": unmarked}, path.name)
+    timeline = lv.read(tmp_path)
+    found = next(each for each in lv.advise(timeline) if each.kind == "late-rank")
+    assert found.expected_gain.per_step == pytest.approx(290_000)
+    assert "290 µs a step for it (100 % of all lateness) in 6 collectives of 6 ms. " in found.evidence
+    assert found.expected_gain.basis.startswith("at most 1.74 ms in 6 ms, ")
+    alike(lv.ranks(tmp_path), rank_table(timeline))
 
 
 def test_nobody_is_late_where_all_come_together(tmp_path):
@@ -142,6 +158,7 @@ def test_eight_real_ranks():
     """Rank 1 of the nanoGPT run, as all of it in one timeline says."""
     table = lv.ranks(shared("ranks8_nanogpt_2025"))
     alike(table, rank_table(real("ranks8_nanogpt_2025")))
+    assert "in 84 collectives of 206.7 ms." in str(table)  # and not in the 185.8 ms for which rank 1 was recorded
     assert [each.row.rank for each in table.late] == ["1"] and round(table.lateness.share, 2) == 0.84
 
 
