@@ -1611,7 +1611,7 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     """Return findings: what each change could gain, in the order to make them. If nothing can be gained, one says so.
 
     The change with the largest gain comes first. A change of the whole program comes after others that gain at least
-    half as much, or a tenth of the time. Findings worth less than 3 % are left out.
+    half as much, or a tenth of the time. Findings worth less than 3 % are left out, but for a late rank (2.5 %).
 
     The advice is about the steady state, as a summary is (in a timeline without steps: from the GPU's first work to
     its last), or about `window = (start, end)` [ns, as in `timeline.start`]. Of several devices it is about the one
@@ -1633,7 +1633,7 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     looked = [each for find in FINDINGS if (each := find(facts))]
     every: list[Tried] = [each if isinstance(each, tuple) else (each, None) for each in looked]
     found = [finding for finding, _ in every]
-    pairs = [(finding, removal) for finding, removal in every if is_worth_it(finding.expected_gain, facts.window)]
+    pairs = [(finding, removal) for finding, removal in every if _is_told(finding, finding.expected_gain.ns, facts)]
     worth = [finding for finding, _ in pairs]
     if window is None and device is None:
         worth = _tried(facts, pairs)
@@ -1661,11 +1661,16 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     return Advice([*doubts, *told, *beside], judged, window, timeline, summary.step, limit, summary.longest)
 
 
+def _is_told(finding: Finding, ns: int, facts: Evidence) -> bool:
+    """Tell whether a change that gains `ns` is worth it; who is late has to be more than little in `lateness` only."""
+    return finding.kind == "late-rank" or is_worth_it(Gain(ns, 0.0, None), facts.window)
+
+
 def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:
     """Return the findings whose change gains something, each with what it gains in a replay."""
     trials, named = Trials(facts), {finding.kind for finding, _ in pairs}
     tried = [checked for finding, removal in pairs if (checked := trials.tried(finding, removal))]
-    tried = [each for each in tried if is_worth_it(Gain(round(_value(facts, each)), 0.0, None), facts.window)]
+    tried = [each for each in tried if _is_told(each, round(_value(facts, each)), facts)]
     if trials.possible:
         tried = [
             each
