@@ -149,7 +149,9 @@ def _joined(every: list[RankNumbers]) -> RankTable:
         came, order = timeline.start[late.parts[mine]], np.argsort(each.moments, kind="stable")
         since = common_ends(start, came, timeline.end[late.parts[mine]])
         for cause, done in enumerate(each.done[order].T):
-            known, until = (np.interp(at, each.moments[order] - zeros[number], done) for at in (since, np.maximum(came, start)))
+            known, until = (
+                np.interp(at, each.moments[order] - zeros[number], done) for at in (since, np.maximum(came, start))
+            )
             spent[mine, cause] = (until - known).round()
     seen = {number: each.seen for number, each in enumerate(every)}
     return table_of(timeline, late, {number: each.did for number, each in enumerate(every)}, spent, seen)

@@ -44,7 +44,8 @@ def test_a_wait_gains_no_more_than_the_idle_time_beside_it(tmp_path, period, ask
 
 
 @pytest.mark.parametrize(
-    ("waits", "named"), [(5_000, "nonzero (5 ms a step)"), (100, "nonzero (100 µs a step) and aten::item (45 µs a step)")]
+    ("waits", "named"),
+    [(5_000, "nonzero (5 ms a step)"), (100, "nonzero (100 µs a step) and aten::item (45 µs a step)")],
 )
 def test_the_operator_is_named_in_which_the_loop_waits_longest(tmp_path, waits, named):
     """Three items of 15 µs, and then one nonzero."""
