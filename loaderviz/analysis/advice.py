@@ -41,7 +41,7 @@ from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import Summary, check_timeline, device_sets, on_device, on_workers
 from loaderviz.timeline import COPIES, KERNELS, Cause, Ints, Kind, Mask, Timeline
-from loaderviz.vendors import PAGE_FAULTS, Api
+from loaderviz.vendors import NSIGHT, NSYS, PAGE_FAULTS, Api
 
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
 LARGE = "resident", "host-bound"  # changes of the whole program: a smaller one comes first that gains half, or a tenth
@@ -56,7 +56,6 @@ LINES = (
 WAITS = "synchronizes-each-step", "index-on-host"  # in which the host waits inside a step
 LOADS = "fetch-in-loop", "waiting-for-data"  # findings that ask for workers
 WORTH_HIDING = 0.1  # with less of the copy hidden, a gain comes from something else
-RECORD = "# begin the profiler before the work, with activities=[CPU, CUDA]; wait for the GPU before it ends"
 CANNOT_PAY = "Overlap cannot pay here: the GPU waits for the host, not for the copy."
 
 
@@ -1413,6 +1412,13 @@ def _first_calls(facts: Evidence, waiting: bool = True) -> Intervals:
     return first if waiting else intervals.subtract(first, waits)
 
 
+def _recording(facts: Evidence) -> str:
+    """How to record all of the GPU's work, with the profiler that has made the file."""
+    if NSIGHT in facts.timeline.context.versions:
+        return f"{NSYS} python train.py  # begin before the work, and wait for the GPU before the program ends"
+    return "# begin the profiler before the work, with activities=[CPU, CUDA]; wait for the GPU before it ends"
+
+
 def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     """The honest finding where no change is worth its work, or where the timeline does not show which would be."""
     summary = facts.summary
@@ -1433,7 +1439,7 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
                 "if there were some, the profiler did not see them"
             )
         if unseen:
-            return Finding("work-not-seen", unseen, RECORD, NO_GAIN)
+            return Finding("work-not-seen", unseen, _recording(facts), NO_GAIN)
         text = "the timeline has no work of a GPU in it, so nothing can overlap"
         if data := intervals.length(facts.getting):
             text += f"; the loop waits for data or fetches it {words.share(data / facts.window)} of the time"
@@ -1446,7 +1452,10 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     )
     if unseen := facts.unseen or "; ".join(facts.timeline.context.missing):
         return Finding(
-            "work-not-seen", f"{unseen}. Kernels are seen {text.removeprefix('kernels run ')}", RECORD, NO_GAIN
+            "work-not-seen",
+            f"{unseen}. Kernels are seen {text.removeprefix('kernels run ')}",
+            _recording(facts),
+            NO_GAIN,
         )
     if not facts.loop.any() and facts.window >= WORTH_IT * summary.limit:
         return Finding("cause-not-seen", f"{text}. The timeline has no host lane that would tell why", "", NO_GAIN)
