@@ -949,10 +949,13 @@ def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None
     lacks = "".join(f"; {each}" for each in missing[:1])
     if not len(timeline):
         return f"{before}an empty timeline, nothing was recorded"
-    if not summary.busy:
+    if not (summary.kernels or summary.copy):
         calls = timeline.where(Kind.API) & (calls_of(timeline.names)[timeline.name] & Api.LAUNCH != 0)
-        lost = f"{words.count(int(calls.sum()), 'launch')} of work on the GPU that is not in the timeline"
-        work = lost if calls.any() else "no work on the GPU"
+        calls &= ~timeline.places(timeline.launches[0])
+        other = words.duration(summary.window - summary.idle)
+        work = f"no kernel and no copy, only {other} of other work on the GPU" if summary.busy else "no work on the GPU"
+        if calls.any():
+            work = f"{words.count(int(calls.sum()), 'launch')} of work on the GPU that is not in the timeline"
         return f"{before}{words.duration(summary.window)} on the host, {work}{_loading(summary)}{lacks}"
     late = lateness(timeline, window) if len(summary.devices) > 1 else None
     return before + (f"{late}; " if late and late.late else "") + finding(summary) + lacks
