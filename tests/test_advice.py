@@ -1093,8 +1093,17 @@ def test_first_calls_are_no_cost_of_a_loop_unless_they_come_back(steps):
     if steps < 2:
         assert advice["warm-up"].expected_gain.once
         assert advice["host-bound"].expected_gain.ns < 5_100 * US  # without the first call
+        assert "The longest gap begins at 5.491 ms and lasts 4.509 ms" in advice["host-bound"].evidence
     else:
         assert advice["host-bound"].expected_gain.per_step > 9_000 * US
+
+
+def test_a_gap_that_ends_with_a_first_call_is_before_it():
+    spans = [("main", 2_000, 7_000, Kind.OPERATOR, {"name": "aten::ones"})]
+    spans += [("main", 6_000 + at, 6_005 + at, Kind.API, {"name": "cudaLaunchKernel"}) for at in (0, 1_000, 1_200)]
+    spans += [("stream 7", 6_010 + at, 6_100 + at, Kind.COMPUTE, {"by": -3}) for at in (0, 1_000, 1_200)]
+    advice = {each.kind: each for each in lv.advise(factory.made(*factory.us(spans)), window=(0, 7_500 * US))}
+    assert "lasts 2 ms, before aten::ones" in advice["host-bound"].evidence
 
 
 def test_it_is_a_sequence_of_findings_that_prints_well():

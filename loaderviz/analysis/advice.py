@@ -1284,7 +1284,8 @@ def one_by_one(facts: Evidence) -> Found:
 def host_bound(facts: Evidence) -> Found:
     """The GPU is idle because the host does not launch fast enough: kernels shorter than their launch (R23)."""
     parts = {where: facts.summary.breakdown.get(f"idle: {name}", 0) for name, where in _WHERE.items()}
-    first = intervals.length(intervals.intersect(facts.idle, _first_calls(facts, waiting=False)))
+    first_calls = _first_calls(facts, waiting=False)
+    first = intervals.length(intervals.intersect(facts.idle, first_calls))
     other = intervals.length(intervals.intersect(facts.idle, facts.explained))
     idle = sum(parts.values()) - first - other
     kernels = facts.mask(*KERNELS)
@@ -1302,7 +1303,7 @@ def host_bound(facts: Evidence) -> Found:
     overlap = overlap[0] if isinstance(overlap, tuple) else overlap
     hides = overlap is not None and is_worth_it(overlap.expected_gain, facts.window)
     pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
-    gap, place = longest_gap(facts)
+    gap, place = longest_gap(facts, first_calls)
     waits, asks = facts.waits_inside, dict[str, Any]()
     change = f"# see what the host does {place or 'in the longest gap'}; the GPU has no work then"
     launches = mean < launching < LAUNCH and idle > 2 * parts["outside torch"]
