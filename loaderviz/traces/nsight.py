@@ -135,7 +135,7 @@ class _Export:
                     )
                 )
         said = (text for (text,) in self.select("DIAGNOSTIC_EVENT", "text") if isinstance(text, str))
-        traces[0].missing = [f"nsys says: {text[:200]}" for text in said if _TELLING.search(text)][:3]
+        traces[0].missing = [f"nsys says: {text.rstrip('. ')[:200]}" for text in said if _TELLING.search(text)][:3]
         traces[0].remarks += self._faulted()
         if "StringIds" not in self.columns:
             traces[0].remarks.append("names are not known: the file has no table StringIds")

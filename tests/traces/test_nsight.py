@@ -111,6 +111,8 @@ def test_an_export_reads_as_a_profiler_trace_does(tmp_path):
     assert timeline.context.versions == {"Nsight Systems": "2025.3.1"}
     assert "2023-11-14 22:13:20.000000500 UTC" in timeline.context.clock
     assert "nsys says: Not all CUDA events" in notes(timeline)
+    (said,) = timeline.context.missing  # a sentence that a finding goes on with
+    assert said.endswith("collected")
     assert "1 NVTX marks" in notes(timeline)
     assert "0 of 2 launches without GPU work, 1 of 3 GPU spans without a launch" in notes(timeline)  # the memset
     assert len(timeline.arrows["tail"]) == 2
