@@ -657,7 +657,7 @@ def test_nothing_is_said_of_what_the_file_has_not_seen(tmp_path, events, outer, 
         assert Timeline.from_dict(timeline.to_dict()) == timeline
 
 
-@pytest.mark.parametrize("process", ["Ascend Hardware", "CANN", "Overlap Analysis"])
+@pytest.mark.parametrize("process", ["Ascend Hardware", "Ascend Hardware 0", "CANN", "CANN 12", "Overlap Analysis"])
 def test_a_profile_of_an_ascend_npu_is_refused_by_name(tmp_path, process):
     named = {"ph": "M", "name": "process_name", "pid": 9, "args": {"name": process}}
     for at in (0, 9):
