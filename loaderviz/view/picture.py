@@ -312,7 +312,7 @@ def _advised(parts: Sequence[Part], advice: Mapping[str, Advice]) -> list[Part]:
     found: list[Part] = []
     ghosts: list[Part] = []
     for number, part in enumerate(parts):
-        findings = []
+        findings = list[Json]()
         for finding in advice.get(part.name, ()):
             ghost = None
             if finding.predicted is not None:
