@@ -24,6 +24,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import plotly.graph_objects as go
 import torch
 from plotly.subplots import make_subplots
@@ -32,7 +33,8 @@ from benchmarks.gil import judged
 from benchmarks.orders import table
 from benchmarks.published import HELD_OUT, OLD_CARDS, Row, card, is_frozen, predict, rows, setup_of
 from benchmarks.steps import Setup, gpu_time, host_time
-from loaderviz import read, record, summarize, validate
+from loaderviz import advise, read, record, summarize, validate, words
+from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.validate import Trace
 from loaderviz.emulator import Gpu
 from loaderviz.emulator.hardware import GPUS, Kernel
@@ -52,6 +54,26 @@ TRACE_TABLE = (
     ("two_ranks/rank-0", "a100-sxm-80gb", UNSEEN),
     ("two_ranks/rank-1", "a100-sxm-80gb", UNSEEN),
 )
+# What is read in a trace without loaderviz: sums of its events, in the steps where they are marked.
+BY_HAND = {
+    "ab/resnet50_workers0_2021_b": "its loop fetches for 272.8 of 929.5 ms, and the GPU is idle for 213 ms of that",
+    "alexnet_pageable_2023": "in 43.35 s, three calls of 29.9, 6 and 3.1 s that come once; the GPU works for 66 ms",
+    "cpu_only_2023": "no kernel, no copy, and no call that launches one",
+    "event_sync_2023": "no kernel in the first 2.81 of 3.15 ms, 2.24 ms of which are the first aten::ones",
+    "judged/a100_sam_fast_2023": "idle for 131.8 of 646.9 ms, and for 86.1 ms of that the host makes no call at all",
+    "judged/a100_zoology_no_kernels_2023": "236 launches of kernels, eight A100s named, and no event of a GPU",
+    "judged/h100_bert_small_2025": "60 kernels, and the GPU is idle for 4.12 of 4.43 ms",
+    "judged/mi300_resnet_act_checkpoint": "collectives run for 71.5 of 86.6 ms, and for 55.6 ms no other kernel does",
+    "measured/a100_dlrm_tf32_2022": "collectives run alone for 87.9 of 465.2 ms, and the GPU is idle for 76.6 ms",
+    "measured/a100_resnet50_2024": "idle for 509.7 of 667.2 ms, 434.6 ms of that in operators and calls of CUDA",
+    "measured/h100_qwen_bf16_2025": "kernels run for 45.2 of 49.4 ms",
+    "measured/h100_timesformer_bf16_2025": "the GPU's first work comes after 218.1 ms of the step of 382.5 ms",
+    "measured/v100_dlrm_2023": "idle for 7.87 of 14.46 ms, 1.1 ms of that in the loader; collectives alone 5.54 ms",
+    "measured/v100_resnet50_2024": "kernels run for 468 of 483.5 ms",
+    "ranks8_nanogpt_2025": "see below",
+    "resnet50_workers0_2021": "its loop fetches for 415.8 of 1,065.6 ms, and the GPU is idle for 355.6 ms of that",
+    "two_ranks": "rank 1 is idle for 658.5 of 1,238.6 ms, and its collectives run alone for 303.5 ms",
+}
 # Model, preset, batch, ms of kernels of a training step in float32 (TF32 where the card has it), by traces.
 STEPS = (("resnet18", "2080ti", 128, 136.8), ("resnet50", "v100-32gb", 32, 93.6), ("resnet50", "a100-sxm", 32, 38.6))
 LIMIT = 0.25
@@ -105,6 +127,35 @@ def traces() -> Iterator[str]:
             beyond.append(f"{name}: {parts}, of {found.error:.0%} in all")
     yield f"\nBeyond {LIMIT:.0%}: {'; '.join(beyond) or 'none'}. {SMALL_MODEL}"
     yield from products()
+
+
+def findings() -> Iterator[str]:
+    """Give the first finding of each real trace, and what is read in it by hand."""
+    yield "| trace | first finding | at most | read by hand |\n|---|---|---|---|"
+    for name, told in BY_HAND.items():
+        path = TRACES / name
+        first = advise(read(path if path.is_dir() else path.with_name(f"{path.name}.json.gz")))[0]
+        yield f"| {name} | {first.kind} | {words.share(first.expected_gain.share)} | {told} |"
+
+
+def ranks(run: Path = TRACES / "ranks8_nanogpt_2025") -> Iterator[str]:
+    """Give the table of the ranks of a run, with the reading by hand beside it."""
+    timeline = read(run)
+    if (table := rank_table(timeline)) is None:
+        return
+    found, (worst, *_) = table.lateness, table.late
+    last = found.device[np.r_[np.flatnonzero(np.diff(found.group)), len(found.group) - 1]]
+    others = [row.waits for row in table.rows if row != worst.row]
+    summary = summarize(timeline, window=found.window, device=worst.row.device)
+    cost, whole = words.duration(found.cost), words.duration(summary.window)
+    yield "| what | by hand | loaderviz |\n|---|---|---|"
+    yield f"| collectives of several ranks | 84 | {table.shared} |"
+    yield f"| of these, rank 1 comes last to | 17 | {np.count_nonzero(last == worst.row.device)} |"
+    yield f"| the rank to blame | 1 | {worst.row.rank} |"
+    yield f"| the others wait for it, of all lateness | 27.4 ms, 84 % | {cost}, {words.share(found.share)} |"
+    yield f"| it waits for others | 6 ms | {words.duration(worst.row.waits)} |"
+    yield f"| each of the others waits | 31 to 41 ms | {words.duration(min(others))} to {words.duration(max(others))} |"
+    yield f"| its GPU is idle | 56.7 of 207 ms | {words.duration(summary.idle)} of {whole} |"
 
 
 def products() -> Iterator[str]:
@@ -544,6 +595,16 @@ shows it by class. Operators that ran beside another stream's, and those that ar
 
 {traces}
 
+## Advice on real traces
+
+The first finding, and the share of the time that its change gains at most. By hand: what its events come to.
+
+{findings}
+
+Eight ranks of one run, ranks8_nanogpt_2025, of which one holds up the others:
+
+{ranks}
+
 ## Kernel time of whole training steps, never fitted on as wholes
 
 {steps}
@@ -597,7 +658,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts = {"hash": HELD_OUT, "bandwidth": f"{share[most]:.0%} ({most}, both ways at once)"}
     for part in (headline, misses, trust, order):
         parts[part.__name__] = "\n".join(part(every))
-    for part in (left_out, traces, steps, fused, judged, table, mended):
+    for part in (left_out, traces, findings, ranks, steps, fused, judged, table, mended):
         parts[part.__name__] = "\n".join(part())
     page = PAGE.format(**parts)
     print(page)

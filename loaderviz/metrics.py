@@ -321,7 +321,7 @@ class Lateness:
     (0..1) of what so many ranks could cause. Without one `cost` is what all of them wait in turn; 0 if it is little.
     `often` says in how many of the `units`, which are steps (collectives, where no steps are marked), each of them is
     late, and `held` in how many any of them is; `in_turn`, that most often it is not all of them. `steps` is how many
-    the window holds, 0 if not known.
+    the window holds, also of what is cut off; 0 if not known.
 
     Columns of one entry for each part of a collective, by collective and arrival: `parts` are their spans, `group`
     counts the collectives, `device` is whose they are, `blame` is for how long it alone, or its share, held them up.
@@ -332,7 +332,7 @@ class Lateness:
     ranks: tuple[str, ...]
     cost: int
     share: float
-    steps: int
+    steps: float
     often: tuple[int, ...]
     held: int
     units: int
@@ -402,7 +402,7 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
         tuple(rank_of(timeline, each) for each in devices[late].tolist()),
         cost,
         cost / max(1, possible),
-        max(len(steps), len(known)) if len(steps) > 1 else 0,
+        loop.count(start, end),
         tuple(often.sum(axis=1).tolist()),
         int(np.count_nonzero(often.any(axis=0))),
         len(known),
@@ -615,6 +615,15 @@ class Loop:
             begins = begins[(len(begins) - 1) % workers :]
         inside = intervals.free_within(outside, begins[:1], begins[-1:])
         return float(inside[0]) / (len(begins) - 1)
+
+    def count(self, start: int, end: int) -> float:
+        """Return how many steps the window [ns] holds, 0 if fewer than two are marked.
+
+        Where the timeline begins in a later one, work of earlier ones is in it: then it is the window by a step's time.
+        """
+        steps = self.between(start, end)
+        step = self.pace(steps, NONE) if self.cut else None
+        return (end - start) / step if step else len(steps) * (len(steps) > 1)
 
     def _last_whole(self, spans: Ints) -> int:
         """Return the place in `spans` of the last step by whose hand-out a batch was still loaded."""
@@ -940,10 +949,13 @@ def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None
     lacks = "".join(f"; {each}" for each in missing[:1])
     if not len(timeline):
         return f"{before}an empty timeline, nothing was recorded"
-    if not summary.busy:
+    if not (summary.kernels or summary.copy):
         calls = timeline.where(Kind.API) & (calls_of(timeline.names)[timeline.name] & Api.LAUNCH != 0)
-        lost = f"{words.count(int(calls.sum()), 'launch')} of work on the GPU that is not in the timeline"
-        work = lost if calls.any() else "no work on the GPU"
+        calls &= ~timeline.places(timeline.launches[0])
+        other = words.duration(summary.window - summary.idle)
+        work = f"no kernel and no copy, only {other} of other work on the GPU" if summary.busy else "no work on the GPU"
+        if calls.any():
+            work = f"{words.count(int(calls.sum()), 'launch')} of work on the GPU that is not in the timeline"
         return f"{before}{words.duration(summary.window)} on the host, {work}{_loading(summary)}{lacks}"
     late = lateness(timeline, window) if len(summary.devices) > 1 else None
     return before + (f"{late}; " if late and late.late else "") + finding(summary) + lacks

@@ -51,6 +51,7 @@ PAGE_FAULTS, MIGRATION = "page faults", "page migration"  # of managed memory; t
 _COLLECTIVE = re.compile(rf"^(?:void )?(?:{_TABLE['collectives']})|ncclDevKernel|ncclKernel", re.I)
 _DTYPES = {dtype: int(size) for size, dtypes in _TABLE["dtypes"].items() for dtype in dtypes.split()}
 _MOST = 2**50  # elements, or ranks, of a message: there are no more
+NSIGHT, NSYS = "Nsight Systems", "nsys profile --trace=cuda,nvtx"  # how its traces are recorded
 _BLIT_COPY, _BLIT_FILL = "__amd_rocclr_copyBuffer", "__amd_rocclr_fillBuffer"  # ROCm copies may be kernels
 
 

@@ -249,7 +249,7 @@ def test_a_straggler_is_named_with_its_reason_and_what_the_others_wait(late):
     assert other.moved == other.communication - other.rank_wait == moved
     finding = finding_of(timeline, "late-rank")
     assert finding.evidence.startswith(
-        f"Rank {late} is late: the others wait 300 µs a step for it, 100 % of all lateness."
+        f"Rank {late} is late: the others wait 300 µs a step for it (100 % of all lateness) in 8 collectives of 8 ms."
     )
     assert finding.change.startswith(f"# rank {late}: compare its loader") and finding.expected_gain.ns == 2_400 * US
 
@@ -1057,7 +1057,7 @@ PUBLIC = {
     "resnet50_workers0_2021.json.gz": ["fetch-in-loop"],
     "two_ranks/rank-0.json.gz": ["host-bound"],
     "two_ranks/rank-1.json.gz": ["host-bound"],
-    "two_ranks": ["host-bound"],
+    "two_ranks": ["host-bound", "late-rank"],
     "judged/mi300_resnet_act_checkpoint.json.gz": ["communication-exposed"],
 }
 FILES = {path.relative_to(factory.SHARED).as_posix() for path in factory.SHARED.rglob("*.json.gz")}
@@ -1093,8 +1093,17 @@ def test_first_calls_are_no_cost_of_a_loop_unless_they_come_back(steps):
     if steps < 2:
         assert advice["warm-up"].expected_gain.once
         assert advice["host-bound"].expected_gain.ns < 5_100 * US  # without the first call
+        assert "The longest gap begins at 5.491 ms and lasts 4.509 ms" in advice["host-bound"].evidence
     else:
         assert advice["host-bound"].expected_gain.per_step > 9_000 * US
+
+
+def test_a_gap_that_ends_with_a_first_call_is_before_it():
+    spans = [("main", 2_000, 7_000, Kind.OPERATOR, {"name": "aten::ones"})]
+    spans += [("main", 6_000 + at, 6_005 + at, Kind.API, {"name": "cudaLaunchKernel"}) for at in (0, 1_000, 1_200)]
+    spans += [("stream 7", 6_010 + at, 6_100 + at, Kind.COMPUTE, {"by": -3}) for at in (0, 1_000, 1_200)]
+    advice = {each.kind: each for each in lv.advise(factory.made(*factory.us(spans)), window=(0, 7_500 * US))}
+    assert "lasts 2 ms, before aten::ones" in advice["host-bound"].evidence
 
 
 def test_it_is_a_sequence_of_findings_that_prints_well():

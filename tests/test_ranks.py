@@ -141,6 +141,13 @@ def test_a_rank_that_is_late_in_few_steps_is_not_told_as_if_it_were_in_each(more
     assert (str(table.lateness), table.why) == (said, why)
 
 
+@pytest.mark.parametrize(("loads", "late"), [(13, False), (15, True), (20, True)])
+def test_advice_tells_of_a_rank_whenever_the_table_does(loads, late):
+    """Also where the others wait for less than 3 % of the time, from which on other findings are told."""
+    timeline = planted(4, {(1, step): {"loads": loads} for step in range(STEPS)})
+    assert bool(rank_table(timeline).late) is late is ("late-rank" in [each.kind for each in lv.advise(timeline)])
+
+
 @pytest.mark.parametrize("many", [5, 6])
 def test_five_may_be_late_in_turn_and_of_more_nobody_is_to_blame(many):
     steps = 2 * many if many == 6 else 10

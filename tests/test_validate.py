@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import factory
@@ -13,7 +15,8 @@ from factory import shared
 
 import loaderviz as lv
 from benchmarks.steps import Setup, gpu_time
-from benchmarks.validate import STEPS
+from benchmarks.validate import STEPS, ranks
+from loaderviz import words
 from loaderviz.analysis import calibration
 from loaderviz.analysis.validate import JUDGED, ValidationError
 from loaderviz.cli import main
@@ -189,6 +192,26 @@ def test_whole_steps_have_the_kernel_time_that_was_measured(place):
     model, gpu, batch, measured = STEPS[place]
     total, kernels = gpu_time(Setup(model, batch, "train"), Gpu.preset(gpu))
     assert (total - kernels * Gpu.preset(gpu).queue_gap) / 1e6 == pytest.approx(measured, rel=0.15)
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "validation.md").read_text(encoding="utf-8")
+ADVICE = PAGE.partition("## Advice on real traces")[2].partition("\n## ")[0]
+FOUND = re.findall(r"(?m)^\| (\S+) \| ([a-z-]+) \| (\d+ %) \|", ADVICE)  # beside it stands what is read by hand
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind", "share"), FOUND)
+def test_the_first_finding_on_a_real_trace_is_that_of_the_page(name, kind, share):
+    first = lv.advise(factory.real(name if (factory.SHARED / name).is_dir() else f"{name}.json.gz"))[0]
+    assert (first.kind, words.share(first.expected_gain.share)) == (kind, share)
+
+
+@pytest.mark.slow
+def test_the_page_has_each_real_trace_and_the_ranks_as_they_are():
+    assert "\n".join(ranks(shared("ranks8_nanogpt_2025"))) in ADVICE
+    files = (path.relative_to(factory.SHARED) for path in factory.SHARED.rglob("*.json.gz"))
+    runs = {path.parent.name if "rank" in path.name else str(path.with_suffix("").with_suffix("")) for path in files}
+    assert {name for name, *_ in FOUND} == runs
 
 
 # This machine

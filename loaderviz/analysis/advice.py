@@ -41,7 +41,7 @@ from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import Summary, check_timeline, device_sets, on_device, on_workers
 from loaderviz.timeline import COPIES, KERNELS, Cause, Ints, Kind, Mask, Timeline
-from loaderviz.vendors import PAGE_FAULTS, Api
+from loaderviz.vendors import NSIGHT, NSYS, PAGE_FAULTS, Api
 
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
 LARGE = "resident", "host-bound"  # changes of the whole program: a smaller one comes first that gains half, or a tenth
@@ -56,7 +56,6 @@ LINES = (
 WAITS = "synchronizes-each-step", "index-on-host"  # in which the host waits inside a step
 LOADS = "fetch-in-loop", "waiting-for-data"  # findings that ask for workers
 WORTH_HIDING = 0.1  # with less of the copy hidden, a gain comes from something else
-RECORD = "# begin the profiler before the work, with activities=[CPU, CUDA]; wait for the GPU before it ends"
 CANNOT_PAY = "Overlap cannot pay here: the GPU waits for the host, not for the copy."
 
 
@@ -492,16 +491,16 @@ def late_rank(facts: Evidence) -> Finding | None:
     table = rank_table(facts.timeline, facts.asked)
     if table is None or not table.lateness.cost:
         return None
-    found, told = table.lateness, f"{table.lateness}"
-    told += f", {words.share(found.share)} of all lateness" if table.late else ""
-    share, step = found.cost / (found.window[1] - found.window[0]), found.cost / found.steps if found.steps else None
-    basis = f"at most {words.duration(found.cost)} in the window, what the other ranks wait for in collectives"
+    found, whole = table.lateness, table.lateness.window[1] - table.lateness.window[0]
+    step = found.cost / found.steps if found.steps else None
+    what = "what the other ranks wait for in collectives"
+    basis = f"at most {words.duration(found.cost)} in {words.duration(whole)}, {what}"
     return Finding(
         "late-rank",
-        ". ".join([told.capitalize(), *table.why]) + ".",
+        " ".join(table.told),
         "\n".join(f"# rank {each.row.rank}: {_EVEN[each.cause]}" for each in table.late)
         or f"# each: {_EVEN['computes']}",
-        Gain(found.cost, share, step, basis),
+        Gain(found.cost, found.cost / whole, step, basis),
         subject=_COLLECTIVES,
     )
 
@@ -822,6 +821,7 @@ def dense_embedding(facts: Evidence) -> Finding | None:
     )
 
 
+NAMED = 0.1  # of what the loop waits in one operator: another one in which it waits less is not named
 _SYNCHRONIZES = {  # what to change, by what the host waits for
     "mask": (
         "# x[mask] and torch.nonzero give as many rows as are true, and the host waits to know how many.\n"
@@ -861,12 +861,13 @@ def synchronizes_each_step(facts: Evidence) -> Found:
     direct = facts.idle_beside(free) + facts.length(work) + facts.exposed(results)
     what = "the GPU's idle time beside the calls that wait for it, and what they and their lines have it do"
     gain = facts.bound(direct, what, results | work, 0, host=free)
-    reads, made = int(results.sum()), facts.operators_of(calls).most_common(1)
+    reads, made = int(results.sum()), facts.operators_of(waits).most_common(2)
+    longest = [f"{name} ({duration(facts, time)})" for name, time in made if time >= NAMED * made[0][1]]
     told = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
     asked = "mask" if made and made[0][0] in MASKS else "result" if reads or (made and made[0][0] in READING) else ""
     asked = "finite" if checks else asked
     told = told if reads else "no copy of a result is seen" if asked else "no result is brought to the host by them"
-    told += "".join(f"; {often:,} of the waits {'is' if often == 1 else 'are'} in {name}" for name, often in made)
+    told += f"; it waits longest in {' and '.join(longest)}" if longest else ""
     return Finding(
         "synchronizes-each-step",
         f"the loop waits for the GPU {count:,} times{a_step(count, steps)}, {duration(facts, intervals.length(inside))}"
@@ -1283,7 +1284,8 @@ def one_by_one(facts: Evidence) -> Found:
 def host_bound(facts: Evidence) -> Found:
     """The GPU is idle because the host does not launch fast enough: kernels shorter than their launch (R23)."""
     parts = {where: facts.summary.breakdown.get(f"idle: {name}", 0) for name, where in _WHERE.items()}
-    first = intervals.length(intervals.intersect(facts.idle, _first_calls(facts, waiting=False)))
+    first_calls = _first_calls(facts, waiting=False)
+    first = intervals.length(intervals.intersect(facts.idle, first_calls))
     other = intervals.length(intervals.intersect(facts.idle, facts.explained))
     idle = sum(parts.values()) - first - other
     kernels = facts.mask(*KERNELS)
@@ -1301,7 +1303,7 @@ def host_bound(facts: Evidence) -> Found:
     overlap = overlap[0] if isinstance(overlap, tuple) else overlap
     hides = overlap is not None and is_worth_it(overlap.expected_gain, facts.window)
     pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
-    gap, place = longest_gap(facts)
+    gap, place = longest_gap(facts, first_calls)
     waits, asks = facts.waits_inside, dict[str, Any]()
     change = f"# see what the host does {place or 'in the longest gap'}; the GPU has no work then"
     between = intervals.subtract(facts.idle, launched)  # Python from one call to the next is a part of launching
@@ -1413,6 +1415,13 @@ def _first_calls(facts: Evidence, waiting: bool = True) -> Intervals:
     return first if waiting else intervals.subtract(first, waits)
 
 
+def _recording(facts: Evidence) -> str:
+    """How to record all of the GPU's work, with the profiler that has made the file."""
+    if NSIGHT in facts.timeline.context.versions:
+        return f"{NSYS} python train.py  # begin before the work, and wait for the GPU before the program ends"
+    return "# begin the profiler before the work, with activities=[CPU, CUDA]; wait for the GPU before it ends"
+
+
 def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     """The honest finding where no change is worth its work, or where the timeline does not show which would be."""
     summary = facts.summary
@@ -1433,7 +1442,7 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
                 "if there were some, the profiler did not see them"
             )
         if unseen:
-            return Finding("work-not-seen", unseen, RECORD, NO_GAIN)
+            return Finding("work-not-seen", unseen, _recording(facts), NO_GAIN)
         text = "the timeline has no work of a GPU in it, so nothing can overlap"
         if data := intervals.length(facts.getting):
             text += f"; the loop waits for data or fetches it {words.share(data / facts.window)} of the time"
@@ -1446,7 +1455,10 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     )
     if unseen := facts.unseen or "; ".join(facts.timeline.context.missing):
         return Finding(
-            "work-not-seen", f"{unseen}. Kernels are seen {text.removeprefix('kernels run ')}", RECORD, NO_GAIN
+            "work-not-seen",
+            f"{unseen}. Kernels are seen {text.removeprefix('kernels run ')}",
+            _recording(facts),
+            NO_GAIN,
         )
     if not facts.loop.any() and facts.window >= WORTH_IT * summary.limit:
         return Finding("cause-not-seen", f"{text}. The timeline has no host lane that would tell why", "", NO_GAIN)
@@ -1611,7 +1623,7 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     """Return findings: what each change could gain, in the order to make them. If nothing can be gained, one says so.
 
     The change with the largest gain comes first. A change of the whole program comes after others that gain at least
-    half as much, or a tenth of the time. Findings worth less than 3 % are left out.
+    half as much, or a tenth of the time. Findings worth less than 3 % are left out, but for a late rank (2.5 %).
 
     The advice is about the steady state, as a summary is (in a timeline without steps: from the GPU's first work to
     its last), or about `window = (start, end)` [ns, as in `timeline.start`]. Of several devices it is about the one
@@ -1633,7 +1645,7 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     looked = [each for find in FINDINGS if (each := find(facts))]
     every: list[Tried] = [each if isinstance(each, tuple) else (each, None) for each in looked]
     found = [finding for finding, _ in every]
-    pairs = [(finding, removal) for finding, removal in every if is_worth_it(finding.expected_gain, facts.window)]
+    pairs = [(finding, removal) for finding, removal in every if _is_told(finding, finding.expected_gain.ns, facts)]
     worth = [finding for finding, _ in pairs]
     if window is None and device is None:
         worth = _tried(facts, pairs)
@@ -1661,11 +1673,16 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     return Advice([*doubts, *told, *beside], judged, window, timeline, summary.step, limit, summary.longest)
 
 
+def _is_told(finding: Finding, ns: int, facts: Evidence) -> bool:
+    """Tell whether a change that gains `ns` is worth it; who is late has to be more than little in `lateness` only."""
+    return finding.kind == "late-rank" or is_worth_it(Gain(ns, 0.0, None), facts.window)
+
+
 def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:
     """Return the findings whose change gains something, each with what it gains in a replay."""
     trials, named = Trials(facts), {finding.kind for finding, _ in pairs}
     tried = [checked for finding, removal in pairs if (checked := trials.tried(finding, removal))]
-    tried = [each for each in tried if is_worth_it(Gain(round(_value(facts, each)), 0.0, None), facts.window)]
+    tried = [each for each in tried if _is_told(each, round(_value(facts, each)), facts)]
     if trials.possible:
         tried = [
             each

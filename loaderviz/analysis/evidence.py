@@ -382,11 +382,14 @@ class Evidence:
         return int(np.minimum(intervals.covered_within(self.idle, start, until), end - start).sum())
 
     def operators_of(self, calls: Mask) -> Counter[str]:
-        """The innermost operators that make these calls, but for copies, and how many of the calls each makes."""
-        operators = self.loop & self.timeline.where(Kind.OPERATOR)
-        rows = np.flatnonzero(operators & ~self.timeline.named((*COPY_OPERATORS, READING[1]).__contains__))
-        found = Counter(self.innermost(rows, call) for call in np.flatnonzero(calls).tolist())
-        return Counter({name: count for name, count in found.items() if name})
+        """For how many ns these calls are in which operators: the innermost, but `aten::to` has what copies for it."""
+        operators, within = self.loop & self.timeline.where(Kind.OPERATOR), (*COPY_OPERATORS[1:], READING[1])
+        inner = operators & self.timeline.named(within.__contains__)
+        rows, times = [np.flatnonzero(each) for each in (operators & ~inner, inner)], Counter[str]()
+        for call in np.flatnonzero(calls).tolist():
+            names = (self.innermost(each, call) for each in rows)
+            times[next(filter(None, names), "")] += int(self.last[call] - self.first[call])
+        return Counter({name: time for name, time in times.items() if name})
 
     def calls(self, work: Mask) -> Mask:
         """The host's calls that launched these spans of the device."""
@@ -1147,15 +1150,17 @@ def names_of(facts: Evidence, mask: Mask, within: Intervals | None = None) -> li
     return [facts.timeline.names[number] for number in numbers[np.argsort(-weights, kind="stable")]]
 
 
-def longest_gap(facts: Evidence) -> tuple[str, str]:
+def longest_gap(facts: Evidence, without: Intervals) -> tuple[str, str]:
     """Say where the device's longest gap is in which the host neither loads nor waits, and what it does there.
+
+    Times `without` are no part of it.
 
     The second is that alone: "in aten::mm, called in train.py:12", or "before" the call that ends the gap; else "".
     """
     loading = facts.loop & (facts.timeline.where(Kind.FETCH, Kind.PIN, Kind.WAIT) | on_workers(facts.timeline))
     edges = intervals.covered_within(facts.outside, facts.timeline.start, facts.timeline.end) > 0
     loading |= facts.loop & edges & ~facts.timeline.where(Kind.RANGE)  # what is beside the steps, up to their edges
-    gaps = intervals.subtract(facts.idle, facts.covered(loading))
+    gaps = intervals.subtract(facts.idle, either(facts.covered(loading), without))
     first, last = gaps[np.argmax(gaps[:, 1] - gaps[:, 0])].tolist()
     part = np.minimum(facts.last, last) - np.maximum(facts.first, first)  # of each span that lies in the gap
     part[~(facts.loop & facts.timeline.where(Kind.API, Kind.OPERATOR))] = 0
@@ -1166,7 +1171,10 @@ def longest_gap(facts: Evidence) -> tuple[str, str]:
         most = int(np.flatnonzero(part == best)[-1])  # the innermost of those that fill it
         place = f"in {facts.timeline.names[facts.timeline.name[most]]}{line_of(facts, most)}"
         return f"{text}, {place}", place
-    then = np.flatnonzero(facts.loop & facts.timeline.where(Kind.API) & (facts.timeline.end >= last))
+    calls = facts.timeline.where(Kind.API) & (facts.timeline.end >= last)
+    if last in without[:, 0]:
+        calls = facts.timeline.where(Kind.API, Kind.OPERATOR) & (facts.timeline.start == last)
+    then = np.flatnonzero(facts.loop & calls)
     if not len(then):
         return text, ""
     place = f"before {facts.timeline.names[facts.timeline.name[then[0]]]}{line_of(facts, then[0])}"

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderviz.analysis.ranks import CAUSES, RankTable, Times, spent_before, table_of
+from loaderviz import intervals
+from loaderviz.analysis.ranks import CAUSES, RankTable, Times, common_ends, table_of
 from loaderviz.metrics import Loop, begin_of, choose_device, device_of, lateness, window_of
 from loaderviz.timeline import Context, Ints, Kind, Message, Timeline, TimelineBuilder
 from loaderviz.traces import TraceError, attempted, check_executor, made_of, read, told_of, tried
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 class RankNumbers:
     """What is kept of a rank, some kilobytes. Times in ns of Unix time, where that is known.
 
-    `did` is for how long it did what a `RankRow` says, in its `window`. Of each collective there are the name, when it
-    `came` and `ended`, and what it `spent` before, of shape `(n, 4)`, and its message. `steps` are when its
-    steps begin.
+    `did` is for how long it did what a `RankRow` says, in its `window`. Of each collective there are the name and the
+    message. `moments` are its own begin, that of its window, and when each of its `n` collectives came and ended; by
+    then it had `done` so much of each of `CAUSES`, of shape `(2 + 2n, 4)`. `steps` are when its steps begin; its window
+    holds `count` of them.
     """
 
     path: Path
@@ -45,10 +47,10 @@ class RankNumbers:
     did: tuple[int, int, int, int]
     seen: bool
     names: tuple[str, ...]
-    came: Ints
-    ended: Ints
-    spent: Ints
+    moments: Ints
+    done: Ints
     steps: Ints
+    count: float
     messages: tuple[Message | None, ...]
 
 
@@ -93,9 +95,11 @@ def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
     start, end = window_of(timeline, loop.window)
     mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == device) & (timeline.end > timeline.start)
     rows = np.flatnonzero(mine)
-    came, ended, times = timeline.start[rows], timeline.end[rows], Times(timeline, start, end)
+    times = Times(timeline, start, end)
     told = {message.correlation: message for message in timeline.context.messages}
-    whole = Times(timeline, *window_of(timeline, (0, timeline.begin + timeline.duration)))
+    whole = Times(timeline, *window_of(timeline, None))
+    begin = whole.begin(device) if len(rows) else timeline.begin
+    moments = np.r_[begin, start, timeline.start[rows], timeline.end[rows]]
     return RankNumbers(
         path,
         raw.label or (f"rank {raw.rank}" if raw.rank is not None else ""),
@@ -106,10 +110,10 @@ def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
         times.of(device),
         bool(times.lanes(device)),
         tuple(timeline.names[name] for name in timeline.name[rows].tolist()),
-        came + zero,
-        ended + zero,
-        spent_before(whole, device, came, ended) if len(rows) else np.zeros((0, len(CAUSES)), np.int64),
-        begin_of(timeline, device, loop.spans) + zero if len(loop.spans) else came[:0],
+        moments + zero,
+        np.stack([intervals.covered_before(part, moments) for part in whole.parted(device)], axis=1),
+        begin_of(timeline, device, loop.spans) + zero if len(loop.spans) else rows[:0],
+        loop.count(start, end),
         tuple(told.get(correlation) for correlation in timeline.correlation[rows].tolist()),
     )
 
@@ -129,8 +133,8 @@ def _joined(every: list[RankNumbers]) -> RankTable:
         stream = builder.lane(f"{name} collectives", "device", number=number, device=number)
         for step, start in enumerate((each.steps - zeros[-1]).tolist(), 1):
             builder.span(start, start, main, Kind.RANGE, f"ProfilerStep#{step}", batch=step)
-        columns = (each.came - zeros[-1]).tolist(), (each.ended - zeros[-1]).tolist(), each.names
-        for came, ended, what, message in zip(*columns, each.messages, strict=True):
+        times = np.split(each.moments[2:] - zeros[-1], 2)
+        for came, ended, what, message in zip(*map(np.ndarray.tolist, times), each.names, each.messages, strict=True):
             correlation = -1 if message is None else len(messages)
             messages += [message._replace(correlation=correlation)] if message else []
             builder.span(came, ended, stream, Kind.COMMUNICATION, what, correlation=correlation)
@@ -138,15 +142,16 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     busiest = max(range(len(every)), key=lambda at: sum(every[at].did[:2]))
     start, end = (edge - zeros[busiest] for edge in every[busiest].window)
     timeline = builder.build()
-    late = lateness(timeline, (start, end), busiest)
+    late = replace(lateness(timeline, (start, end), busiest), steps=every[busiest].count)
     spent = np.zeros((len(late.parts), len(CAUSES)), np.int64)
-    for lane, spans in enumerate(timeline.by_lane()):
-        if lane % 2:  # of collectives
-            mine = np.flatnonzero(late.device == lane // 2)
-            mine = mine[np.argsort(late.parts[mine], kind="stable")]
-            place, apart = np.searchsorted(spans, late.parts[mine]), every[lane // 2].spent
-            until = np.cumsum(apart, axis=0)[place]
-            # From what came before the window on, and before those in between, too, which no other has
-            spent[mine] = np.diff(until, axis=0, prepend=until[:1] - apart[place[:1]])
+    for number, each in enumerate(every):
+        mine = late.device == number
+        came, order = timeline.start[late.parts[mine]], np.argsort(each.moments, kind="stable")
+        since = common_ends(start, came, timeline.end[late.parts[mine]])
+        for cause, done in enumerate(each.done[order].T):
+            known, until = (
+                np.interp(at, each.moments[order] - zeros[number], done) for at in (since, np.maximum(came, start))
+            )
+            spent[mine, cause] = (until - known).round()
     seen = {number: each.seen for number, each in enumerate(every)}
     return table_of(timeline, late, {number: each.did for number, each in enumerate(every)}, spent, seen)

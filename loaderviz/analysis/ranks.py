@@ -216,13 +216,17 @@ class RankTable:
         return row.waits / max(1, *(each.waits for each in self.rows))
 
     @property
-    def _told(self) -> str:
-        notes = [f"{note[:1].upper()}{note[1:]}" for note in self.notes]
-        if not self.shared:
-            return "\n".join(f"{each}." for each in ("No collective was seen of several ranks", *notes))
+    def told(self) -> list[str]:
+        """Sentences: who is late and for how long, in which time, and why."""
+        whole = words.duration(self.lateness.window[1] - self.lateness.window[0])
         share = f" ({words.share(self.lateness.share)} of all lateness)" if self.late else ""
-        first = f"{self.lateness}{share} in {words.count(self.shared, 'collective')}".capitalize()
-        return "\n".join(f"{each}." for each in (first, *self.why, *notes))
+        first = f"{self.lateness}{share} in {words.count(self.shared, 'collective')} of {whole}".capitalize()
+        return [f"{each}." for each in (first, *self.why)]
+
+    @property
+    def _told(self) -> str:
+        notes = [f"{note[:1].upper()}{note[1:]}." for note in self.notes]
+        return "\n".join([*(self.told if self.shared else ["No collective was seen of several ranks."]), *notes])
 
     def __str__(self) -> str:
         shown, folded = self._parts()
@@ -396,13 +400,16 @@ def collectives_of(timeline: Timeline, found: Lateness) -> tuple[Collective, ...
 
 
 def spent_before(times: Times, device: int, came: Ints, ended: Ints) -> Ints:
-    """Return for how long a rank did each of `CAUSES` before each of its collectives [ns]: a column for each.
-
-    That is from the end of the collective before, which all ranks have in common, to when it came to this one.
-    """
-    ends = np.r_[times.begin(device), np.sort(ended)]
-    since = ends[np.searchsorted(ends[1:], came, side="right")]
+    """Return for how long a rank did each of `CAUSES` before each of its collectives [ns]: a column for each."""
+    since = common_ends(times.begin(device), came, ended)
     return np.stack([intervals.covered_within(part, since, came) for part in times.parted(device)], axis=1)
+
+
+def common_ends(begin: int, came: Ints, ended: Ints) -> Ints:
+    """Return the end of the collective before, which all ranks have in common, for each that a rank came to [ns]."""
+    ends = np.r_[begin, np.sort(ended)]
+    since: Ints = ends[np.searchsorted(ends[1:], came, side="right")]
+    return since
 
 
 def _why(found: Lateness, spent: Ints, device: int, host_is_seen: bool) -> tuple[str, int]:

@@ -101,7 +101,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
     versions = {name: text for trace in traces for name, text in trace.versions.items()}
     missing = tuple(f"{label}{each}" for part, label in zip(parts, labels, strict=True) for each in part.missing)
     context = Context(
-        _device(used),
+        _device(traces, used),
         "file",
         clock=clock,
         versions=versions,
@@ -325,9 +325,10 @@ def _devices_apart(traces: Sequence[RawTrace]) -> list[dict[int, int]]:
     return [{device: device if keep else next(numbers) for device in devices} or {-1: next(after)} for devices in used]
 
 
-def _device(used: list[tuple[RawTrace, int]]) -> str:
+def _device(traces: Sequence[RawTrace], used: list[tuple[RawTrace, int]]) -> str:
     if not used:
-        return "no GPU work in it"
+        named = _named(max((trace.devices for trace in traces), key=len).values())  # each rank may name all of them
+        return f"{named}, no work of it recorded" if named else "no GPU work in it"
     names = _named(trace.devices.get(device, "") for trace, device in used)
     return names or ("a GPU of unknown name" if len(used) == 1 else f"{len(used)} GPUs of unknown name")
 

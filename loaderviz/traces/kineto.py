@@ -48,7 +48,7 @@ _PHASES = {"i": "instant", "I": "instant", "C": "counter", "s": "flow", "t": "fl
 _PHASES |= dict.fromkeys("BE", "events by begin and end") | dict.fromkeys("bne", "asynchronous events")
 _DAMAGE = (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, AttributeError)
 _OWN = "python_function", "Trace", "trace"  # stacks, and the profiler's own: these are not drawn, and not missing
-_ASCEND = "Ascend Hardware", "CANN", "Overlap Analysis"  # processes in its files
+_ASCEND = re.compile(r"(?:Ascend Hardware|CANN|Overlap Analysis)(?: \d+)?")  # processes in its files
 _LONGEST_TIME = 1 << 61  # ns; int64 has room for a start and a length of it
 
 
@@ -285,15 +285,14 @@ class EventTable:
 
     def _other(self, event: Event) -> None:
         """Keep the names of threads, count other events that are no spans."""
-        phase, inner = event.get("ph"), event.get("args")
+        phase, what, inner = event.get("ph"), event.get("name"), event.get("args")
+        label = inner.get("name") if isinstance(inner, dict) else inner
         if phase != "M":
             self.trace.left_out[_PHASES.get(str(phase), "event of an unknown phase")] += 1
-        elif event.get("name") == "process_name" and isinstance(inner, dict) and inner.get("name") in _ASCEND:
+        elif what == "process_name" and _ASCEND.fullmatch(str(label)):
             self.foreign = "a profile of an Ascend NPU, as msprof and torch_npu write it"
-        elif event.get("name") == "thread_name" and len(self.trace.threads) < LIMITS["lane"]:
-            label = inner.get("name") if isinstance(inner, dict) else inner
-            if isinstance(label, str):
-                self.trace.threads[str(event.get("pid")), str(event.get("tid"))] = label
+        elif what == "thread_name" and isinstance(label, str) and len(self.trace.threads) < LIMITS["lane"]:
+            self.trace.threads[str(event.get("pid")), str(event.get("tid"))] = label
 
 
 def _number(value: Any) -> int:

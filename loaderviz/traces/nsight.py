@@ -23,7 +23,7 @@ from loaderviz.files import LIMITS, check_counts
 from loaderviz.timeline import Cause, Ids, Mask, Numbers, grouped
 from loaderviz.traces.kineto import DTYPES, RawTrace
 from loaderviz.traces.source import TraceError
-from loaderviz.vendors import MIGRATION, ON_DEVICE, PAGE_FAULTS, Role
+from loaderviz.vendors import MIGRATION, NSIGHT, NSYS, ON_DEVICE, PAGE_FAULTS, Role
 
 _GPU = "CUPTI_ACTIVITY_KIND_"
 _OPERATIONS = dict(enumerate(("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"), 1))
@@ -135,7 +135,7 @@ class _Export:
                     )
                 )
         said = (text for (text,) in self.select("DIAGNOSTIC_EVENT", "text") if isinstance(text, str))
-        traces[0].missing = [f"nsys says: {text[:200]}" for text in said if _TELLING.search(text)][:3]
+        traces[0].missing = [f"nsys says: {text.rstrip('. ')[:200]}" for text in said if _TELLING.search(text)][:3]
         traces[0].remarks += self._faulted()
         if "StringIds" not in self.columns:
             traces[0].remarks.append("names are not known: the file has no table StringIds")
@@ -163,7 +163,7 @@ class _Export:
         missing, empty = ([name for name in _EVENTS if (name in self.columns) is known] for known in (False, True))
         lacks = [f"it lacks the tables {', '.join(missing)}"] if missing else []
         lacks += [f"its tables {', '.join(empty)} are empty"] if empty else []
-        return f"{' and '.join(lacks)}; record with `nsys profile --trace=cuda,nvtx`{_log_of(self.path)}"
+        return f"{' and '.join(lacks)}; record with `{NSYS}`{_log_of(self.path)}"
 
     # Each gives spans as columns
 
@@ -287,7 +287,7 @@ class _Export:
     def _versions(self) -> dict[str, str]:
         rows = {str(name): str(value) for name, value in self.select("META_DATA_EXPORT", "name", "value")}
         version = next((value for name, value in rows.items() if "VERSION" in name.upper() and "." in value), "")
-        return {"Nsight Systems": version} if version else {}
+        return {NSIGHT: version}
 
 
 def _numbered(table: Ids, what: Callable[..., Any], *columns: Numbers) -> Numbers:

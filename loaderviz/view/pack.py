@@ -441,8 +441,8 @@ def _where_title(summary: metrics.Summary) -> str:
 def _strip(timeline: Timeline) -> Json:
     """Return the utilisation curve, as nvidia-smi would show it."""
     cell = max(1, timeline.duration // _CELLS)
-    _, shares = metrics.utilization(timeline, cell)
-    mean = metrics.summarize(timeline).compute_share
+    edges, shares = metrics.utilization(timeline, cell)
+    mean = float(shares @ np.diff(edges)) / max(1, timeline.duration)
     return {
         "name": "GPU utilisation",
         "cell": cell,

@@ -312,7 +312,7 @@ def _advised(parts: Sequence[Part], advice: Mapping[str, Advice]) -> list[Part]:
     found: list[Part] = []
     ghosts: list[Part] = []
     for number, part in enumerate(parts):
-        findings = []
+        findings = list[Json]()
         for finding in advice.get(part.name, ()):
             ghost = None
             if finding.predicted is not None:
@@ -321,7 +321,10 @@ def _advised(parts: Sequence[Part], advice: Mapping[str, Advice]) -> list[Part]:
                 now, gain = advice[part.name].step or 0, finding.expected_gain.predicted or 0  # as the path reckons
                 told = f"{finding.asked} predicts {words.duration(now - gain)} a step instead of {words.duration(now)}"
                 ghosts.append(_ghost(part, finding.predicted, told, number, advice[part.name].window, hidden))
-            findings.append(_line(part.timeline, finding, advice[part.name].window) | {"ghost": ghost})
+            # why a rank is late, its rows do not show; nor can they show what is not in the timeline
+            opened = finding.kind == "late-rank" or (finding.kind == "work-not-seen" and not findings)
+            line = _line(part.timeline, finding, advice[part.name].window)
+            findings.append(line | {"open": opened, "ghost": ghost})
         found.append(replace(part, findings=findings))
         if len(parts) == 1 and part.name in advice:
             ghosts += _stairs(part, advice[part.name])
@@ -337,7 +340,6 @@ def _line(timeline: Timeline, finding: Finding, judged: Window) -> Json:
         "text": finding.evidence,
         "change": finding.change,
         **spoken.finding(finding, len(spans)),
-        "open": finding.kind == "late-rank",  # why a rank is late, its rows do not show
         "window": window and [edge - timeline.begin for edge in window],
         "bars": np.sort(spans).tolist(),
     }

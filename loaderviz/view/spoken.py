@@ -57,8 +57,9 @@ def headline(timeline: Timeline, window: tuple[int, int] | None = None) -> str:
     summary = metrics.summarize(timeline, window)
     if not len(timeline):
         told = _say("headline", "empty")
-    elif not summary.busy:
-        told = _say("headline", "no-work", window=words.duration(summary.window))
+    elif not (summary.kernels or summary.copy):
+        other, key = words.duration(summary.window - summary.idle), "other-work" if summary.busy else "no-work"
+        told = _say("headline", key, window=words.duration(summary.window), other=other)
     else:
         told = _numbers(summary)
     return told or metrics.describe(timeline, window=window)

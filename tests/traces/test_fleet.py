@@ -1,12 +1,13 @@
 """Hundreds of ranks as one table: the same as of a timeline of all, with a few kilobytes of each file."""
 
+import json
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
 from factory import real, shared
-from trace_files import BASE, loop, op, straggling, trace, write
+from trace_files import BASE, call, loop, note, op, repeated, straggling, trace, work, write
 
 import loaderviz as lv
 from loaderviz.analysis import fleet
@@ -34,6 +35,43 @@ def test_the_table_is_that_of_all_ranks_in_one_timeline(tmp_path, late, count):
     assert {row.rank for row in table.telling} == {row.rank for row in whole.telling}
     assert str(late) in {lane.name.split()[1] for lane in table.timeline.lanes}
     assert str(table) == str(table) and "Rank" in table._repr_html_()
+
+
+def test_what_runs_under_a_collective_that_no_other_file_has_is_not_lost(tmp_path):
+    """Rank 1 is late by kernels, most of which run while it sends something to a rank that was not recorded."""
+    for rank in range(2):
+        longer = 300 * rank
+        events = repeated(
+            6,
+            1_000,
+            lambda n, at, longer=longer, rank=rank: [
+                note(f"ProfilerStep#{n + 3}", at, 1_000),
+                op("aten::mm", at + 5, 20),
+                call("cudaLaunchKernel", at + 10, 5, 10 * n + 1),
+                work("gemm", at + 20, 200 + longer, 10 * n + 1, device=rank),
+                *[work("ncclDevKernel_SendRecv", at + 60, 350, 10 * n + 3, 21, device=1)] * rank,
+                work("ncclDevKernel_AllReduce_Sum", at + 240 + longer, 650 - longer, 10 * n + 2, 20, device=rank),
+            ],
+        )
+        write(tmp_path, trace(*events, distributedInfo={"rank": rank}), f"{rank}.json")
+    table = lv.ranks(tmp_path)
+    assert [(each.row.rank, each.cause, each.more) for each in table.late] == [("1", "computes", 6 * 300_000)]
+    alike(table, rank_table(lv.read(tmp_path)))
+
+
+def test_lateness_of_a_step_is_that_of_its_time_where_not_all_steps_are_marked(tmp_path):
+    """Six steps of 1 ms, of which two began before their marks were recorded; rank 1 comes 290 µs late."""
+    straggling(tmp_path, 1, count=3)
+    for path in tmp_path.iterdir():
+        data = json.loads(path.read_text())
+        unmarked = [each for each in data["traceEvents"] if each["name"] not in ("ProfilerStep#3", "ProfilerStep#4")]
+        write(tmp_path, data | {"traceEvents": unmarked}, path.name)
+    timeline = lv.read(tmp_path)
+    found = next(each for each in lv.advise(timeline) if each.kind == "late-rank")
+    assert found.expected_gain.per_step == pytest.approx(290_000)
+    assert "290 µs a step for it (100 % of all lateness) in 6 collectives of 6 ms. " in found.evidence
+    assert found.expected_gain.basis.startswith("at most 1.74 ms in 6 ms, ")
+    alike(lv.ranks(tmp_path), rank_table(timeline))
 
 
 def test_nobody_is_late_where_all_come_together(tmp_path):
@@ -68,7 +106,7 @@ def test_ranks_without_a_clock_in_common_begin_together(tmp_path):
     whole = lv.ranks(tmp_path)
     numbers = [fleet._numbers_of(tmp_path / f"{rank}.json")[0] for rank in range(3)]
     moved = [
-        replace(each, unix=False, **{name: getattr(each, name) + 10**6 * at for name in ("came", "ended", "steps")})
+        replace(each, unix=False, **{name: getattr(each, name) + 10**6 * at for name in ("moments", "steps")})
         for at, each in enumerate(numbers)
     ]
     moved = [replace(each, window=tuple(t + 10**6 * at for t in each.window)) for at, each in enumerate(moved)]
@@ -110,11 +148,17 @@ def test_odd_arguments(tmp_path):
         lv.ranks([saved, saved])
 
 
+def test_two_real_ranks():
+    """Rank 1 computes under collectives that only its own file has."""
+    alike(lv.ranks(shared("two_ranks")), rank_table(real("two_ranks")))
+
+
 @pytest.mark.slow
 def test_eight_real_ranks():
     """Rank 1 of the nanoGPT run, as all of it in one timeline says."""
     table = lv.ranks(shared("ranks8_nanogpt_2025"))
     alike(table, rank_table(real("ranks8_nanogpt_2025")))
+    assert "in 84 collectives of 206.7 ms." in str(table)  # and not in the 185.8 ms for which rank 1 was recorded
     assert [each.row.rank for each in table.late] == ["1"] and round(table.lateness.share, 2) == 0.84
 
 

@@ -39,8 +39,29 @@ def test_a_wait_gains_no_more_than_the_idle_time_beside_it(tmp_path, period, ask
     advice = lv.advise(read_events(tmp_path, *masked(period, operator, asked)))
     finding = next(each for each in advice if each.kind == "synchronizes-each-step")
     assert finding.expected_gain.ns == (9 * beside + 1 + 10 * 2) * US  # after the last one nothing is launched
-    assert f"10 of the waits are in {operator}" in finding.evidence
+    assert f"it waits longest in {operator} (" in finding.evidence
     assert ("(x * mask).sum() / mask.sum()" in finding.change) is (operator == "aten::nonzero")
+
+
+@pytest.mark.parametrize(
+    ("waits", "named"),
+    [(5_000, "nonzero (5 ms a step)"), (100, "nonzero (100 µs a step) and aten::item (45 µs a step)")],
+)
+def test_the_operator_is_named_in_which_the_loop_waits_longest(tmp_path, waits, named):
+    """Three items of 15 µs, and then one nonzero."""
+
+    def step(n, at):
+        events = [note(f"ProfilerStep#{n}", at, waits + 200), call("cudaLaunchKernel", at, 5, 10 * n + 1)]
+        events.append(work("gemm", at + 5, waits + 155, 10 * n + 1))
+        reads = [*[("aten::item", 20 + 40 * k, 15) for k in range(3)], ("aten::nonzero", 150, waits)]
+        for k, (name, after, long) in enumerate(reads, 10 * n + 2):
+            events += [op(name, at + after, long + 2), call("cudaMemcpyAsync", at + after + 1, long, k)]
+            events += [copy(at + after + long - 1, 1, k, "Memcpy DtoH (Device -> Pageable)", stream=8, nbytes=8)]
+        return events
+
+    advice = lv.advise(read_events(tmp_path, *repeated(10, 2 * waits + 300, step)))
+    finding = next(each for each in advice if each.kind == "synchronizes-each-step")
+    assert f"it waits longest in aten::{named}" in finding.evidence and "(x * mask)" in finding.change
 
 
 @pytest.mark.parametrize(("period", "asked"), [(5_000, 10), (5_000, 70), (1_000, 95)])

@@ -30,6 +30,7 @@ from loaderviz import advise, files, intervals, summarize
 from loaderviz.analysis.evidence import Evidence
 from loaderviz.analysis.ranks import drawn, rank_table
 from loaderviz.analysis.what_if import LoopModel
+from loaderviz.export import advised
 from loaderviz.metrics import describe
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.traces import TraceError, read, source
@@ -373,7 +374,19 @@ def test_what_is_not_in_a_file_is_not_said_to_be_at_the_limit(tmp_path, launches
     timeline = read_events(tmp_path, op("aten::addmm", BASE, 119_000), *events)
     (found,) = advise(timeline)
     assert ("launch" in describe(timeline)) == (launches > 0)
+    assert ("no kernel and no copy, only 1 µs of other work on the GPU" in describe(timeline)) == memset
+    assert "computes" not in describe(timeline)
     assert (found.kind, "CUDA" in found.change) == (kind, launches > 0 or memset) and said in found.evidence
+
+
+def test_gpus_that_are_named_and_not_seen_are_named_in_the_title(tmp_path):
+    gpus = [{"id": number, "name": "NVIDIA A100"} for number in range(8)]
+    events = [call("cudaLaunchKernel", BASE + 10 * number, 5, number) for number in range(3)]
+    timeline = read_events(tmp_path, *events, deviceProperties=gpus)
+    assert timeline.context.device == "8 x NVIDIA A100, no work of it recorded"
+    head, _ = advised(timeline, advise(timeline)).packed()
+    (finding,) = head["parts"][0]["findings"]
+    assert finding["title"] == "work-not-seen" and finding["open"]
 
 
 def test_ranks_without_a_device_have_loops_of_their_own(tmp_path):
@@ -644,7 +657,7 @@ def test_nothing_is_said_of_what_the_file_has_not_seen(tmp_path, events, outer, 
         assert Timeline.from_dict(timeline.to_dict()) == timeline
 
 
-@pytest.mark.parametrize("process", ["Ascend Hardware", "CANN", "Overlap Analysis"])
+@pytest.mark.parametrize("process", ["Ascend Hardware", "Ascend Hardware 0", "CANN", "CANN 12", "Overlap Analysis"])
 def test_a_profile_of_an_ascend_npu_is_refused_by_name(tmp_path, process):
     named = {"ph": "M", "name": "process_name", "pid": 9, "args": {"name": process}}
     for at in (0, 9):

@@ -111,6 +111,8 @@ def test_an_export_reads_as_a_profiler_trace_does(tmp_path):
     assert timeline.context.versions == {"Nsight Systems": "2025.3.1"}
     assert "2023-11-14 22:13:20.000000500 UTC" in timeline.context.clock
     assert "nsys says: Not all CUDA events" in notes(timeline)
+    (said,) = timeline.context.missing  # a sentence that a finding goes on with
+    assert said.endswith("collected")
     assert "1 NVTX marks" in notes(timeline)
     assert "0 of 2 launches without GPU work, 1 of 3 GPU spans without a launch" in notes(timeline)  # the memset
     assert len(timeline.arrows["tail"]) == 2
@@ -414,3 +416,12 @@ def test_migrations_are_no_batches_and_bring_no_results(tmp_path):
     assert advice[0].kind == "page-faults" and advice[0].expected_gain.ns == 20 * 30_000
     assert "no result is brought" in next(each for each in advice if each.kind == "synchronizes-each-step").evidence
     assert not {"copy-not-hidden", "resident"} & {each.kind for each in advice}
+
+
+def test_what_is_not_seen_is_recorded_anew_with_nsight_systems(tmp_path):
+    tables = ("KERNEL", "MEMCPY", "MEMSET")
+    deleted = "".join(f"DELETE FROM CUPTI_ACTIVITY_KIND_{table};" for table in tables)
+    timeline = read(export(tmp_path / "report.sqlite", change=deleted))
+    (found,) = advise(timeline)
+    assert found.kind == "work-not-seen"
+    assert found.change.startswith("nsys profile --trace=cuda,nvtx ") and "torch" not in found.change

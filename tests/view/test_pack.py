@@ -78,6 +78,22 @@ def test_a_chaotic_timeline_comes_back(seed):
     assert (wanted - found).total() == left_out
 
 
+def test_the_curve_of_utilisation_is_labelled_with_its_own_mean():
+    """A collective is a kernel there, as nvidia-smi has it, and all of the timeline counts."""
+    timeline = factory.made(
+        *factory.us(
+            [
+                ("stream 7", 0, 300, Kind.COMPUTE),
+                ("stream 9", 300, 750, Kind.COMMUNICATION),
+                ("main", 0, 1_001, Kind.API),
+            ]
+        )
+    )
+    head, _ = pack([Part(timeline, utilization=True)])
+    (strip,) = head["parts"][0]["strips"]
+    assert (sum(strip["values"]) * strip["cell"], strip["text"]) == (pytest.approx(750_000, rel=0.01), "mean 75 %")
+
+
 def test_copies_stand_in_their_engine_too_and_states_in_their_strip():
     timeline = factory.loader("prefetch")
     head, body = pack([Part(timeline)])

@@ -60,6 +60,8 @@ def test_the_headline_has_the_numbers_of_the_english_one(chinese):
 def test_without_work_of_the_gpu_and_without_anything(chinese):
     host = factory.made(("main", 0, 4000, Kind.OPERATOR))
     assert spoken.headline(host) == "主机用了 4 µs，GPU 没有工作"
+    memset = factory.made(*factory.us([("main", 0, 4, Kind.API), ("stream 7", 1, 2, Kind.MEMSET)]))
+    assert spoken.headline(memset) == "主机用了 4 µs，GPU 没有核函数，也没有复制，只有 1 µs 的其他工作"
     assert spoken.headline(factory.made()) == "空的时间线：什么也没有录制"
 
 
