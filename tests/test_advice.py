@@ -502,8 +502,8 @@ def test_batches_of_which_some_take_far_longer_are_taken_as_they_are_ready():
 def test_what_comes_back_later_is_no_warm_up():
     assert "in 2 of 12 steps" in late_batches((0, 1)).evidence
     assert late_batches((0, 1)).change.startswith("timeline.from_batch(2)")
-    assert late_batches((3, 9)).change == ""
     assert "they have time left, and the loop waits only now and then" in late_batches((3, 9)).evidence
+    assert "prefetch_factor=8" in late_batches((3, 9)).change
 
 
 def test_start_up_is_paid_once_and_not_judged():

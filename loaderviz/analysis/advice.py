@@ -528,7 +528,7 @@ OTHERS = 0.5  # of what a fetch computes: what other threads of its worker take 
 CROWDED = 0.7  # of all cores
 GROWN = 32 * 2**20  # bytes, by which a worker's memory grew in all
 SWAPPED = 64 * 1024  # bytes a batch
-TAKEN = 0.2  # of the time
+TAKEN, MOSTLY = 0.2, 0.9  # of the time
 COLD = 0.5  # of a batch's bytes, which are decoded mostly
 SPREAD, SPREAD_STEPS = 2, 20  # p99 over p50, and how many steps it takes to tell
 START_UP = 0.1  # of the recording; less than that before the steady state is not worth a word
@@ -982,7 +982,8 @@ def cores_taken(facts: Evidence) -> Finding | None:
         return None
     return Finding(
         "cores-taken",
-        f"for {words.share(min(1.0, share))} of the time the loop's thread could have run and found no free core, and "
+        f"for {words.share(share) if share < MOSTLY else 'most'} of the time the loop's thread could have run and "
+        "found no free core, and "
         "its workers are not the reason. Other programs, or other threads of this one, have the cores: alone the loop "
         "would be faster, and the other findings may be wrong",
         "# record again while nothing else runs; see torch.get_num_threads(), and which cores the program may use",
@@ -1479,7 +1480,13 @@ def _pin_thread_is_full(facts: Evidence) -> bool:
     return facts.busy(pin) > max(busy * len(workers) / places, SATURATED)
 
 
+# A stock helps where the batches are there in time on average; no replay has one of another size
+STOCK = (
+    "loader = DataLoader(..., prefetch_factor=8)  # 2 by default: so many batches are ordered ahead of each worker\n"
+    "loader = DataLoader(..., persistent_workers=True)  # if the waits are at the beginning of an epoch"
+)
 FEWER_BYTES = "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU"
+AT_BEST = "", FEWER_BYTES, STOCK  # changes of which it is not known that they help
 
 
 def _workers(facts: Evidence, number: int | None) -> dict[str, Any]:
@@ -1542,8 +1549,9 @@ def _seldom(facts: Evidence, seen: str, waits: Mask, nearly: bool) -> tuple[str,
     if not few and facts.length(waits) > OFTEN_BEHIND * facts.window:
         return None if nearly and facts.more_workers else _often(facts, seen, waits)
     return (
-        f"{seen}{late}: they have time left, and the loop waits only now and then, as at the beginning of an epoch",
-        "",
+        f"{seen}{late}: they have time left, and the loop waits only now and then: where some batches in a row take "
+        "longer, or a new epoch begins",
+        STOCK,
     )
 
 
@@ -1556,7 +1564,7 @@ def _often(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
             f"for {words.share(share)} of its waits the pin thread, of which there is only one, copies the batch (R45)"
         )
         return f"{seen}, and still the loop waits in most steps: {told}", FEWER_BYTES
-    return f"{seen}, and still the loop waits in most steps: before these waits they do not fetch for a while", ""
+    return f"{seen}, and still the loop waits in most steps: before these waits they do not fetch for a while", STOCK
 
 
 def _pin(facts: Evidence) -> str:
@@ -1722,13 +1730,17 @@ _Rule = tuple[_Test, _Test, bool]  # which finding is later than which, and whet
 _SOONER: tuple[_Rule, ...] = (
     (lambda one: one.kind != "late-rank", lambda one: one.kind == "late-rank", False),
     (lambda one: one.kind == "resident", lambda one: one.kind not in (*LARGE, *AS_LARGE), False),
-    (lambda one: one.kind in LARGE, lambda one: bool(one.change) and one.kind not in (*LARGE, *AS_LARGE), False),
+    (
+        lambda one: one.kind in LARGE,
+        lambda one: one.change not in ("", STOCK) and one.kind not in (*LARGE, *AS_LARGE),
+        False,
+    ),
     (lambda one: one.kind not in AS_LARGE, lambda one: one.kind == "restarts-iterator", False),
     (lambda one: one.kind in LOADS, lambda one: one.kind in LINES, False),
     (lambda one: one.kind in LOADS and not one.parameters, lambda one: one.kind == "workers-cost-more", True),
     (
-        lambda one: one.change in ("", FEWER_BYTES),  # another data set
-        lambda one: one.kind not in LARGE and one.change not in ("", FEWER_BYTES),
+        lambda one: one.change in AT_BEST,  # another data set
+        lambda one: one.kind not in LARGE and one.change not in AT_BEST,
         False,
     ),
 )
