@@ -1468,6 +1468,11 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
         tried = is_worth_it(small.expected_gain, facts.window)
         why = "but in a replay its change gains less than 3 %" if tried else "not worth a change"
         text += f". The largest gain that is left is {small.kind}, {small.expected_gain}: {why}"
+    if summary.kernels >= SATURATED * facts.window:
+        text += (
+            ". The kernels set the pace, and what they compute is not judged here: a lower precision (TF32, "
+            "torch.autocast), another model or a faster GPU makes them shorter"
+        )
     return Finding("nothing-to-gain", text, "", NO_GAIN)
 
 
