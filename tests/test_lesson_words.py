@@ -10,6 +10,7 @@ from pathlib import Path
 import factory
 import pytest
 
+from loaderviz.view import spoken
 from loaderviz.workshop import EXERCISES
 from loaderviz.workshop.exercises import say
 from loaderviz.workshop.learner import ASKS, QUESTIONS
@@ -171,6 +172,22 @@ def _strings(value):
 def test_chinese_texts_have_one_word_for_each_thing(file):
     found = [(word, line) for line in chinese(file) for other, word in OTHER_WORDS.items() if re.search(other, line)]
     assert found == []
+
+
+@pytest.mark.parametrize("file", IN_CHINESE, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_a_chinese_text_names_the_rows_that_the_chinese_picture_has(file):
+    said = file.read_text(encoding="utf-8")
+    said = said if file.suffix == ".md" else "\n".join(_strings_in_chinese(tomllib.loads(said)))
+    rows = [row for row in spoken.words_in("zh") if " " in row]
+    names = {name for name in re.findall("`([^`\n]+)`", said) if " " in name}
+    assert not [name for name in names if any(row.startswith(name) for row in rows)]
+
+
+def _strings_in_chinese(value):
+    """Return the strings below each "zh"."""
+    parts = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+    here = _strings(value["zh"]) if isinstance(value, dict) and "zh" in value else []
+    return here + [each for part in parts for each in _strings_in_chinese(part)]
 
 
 def test_the_terms_of_the_sheet_are_those_of_the_texts():
