@@ -135,6 +135,12 @@ lesson03.go_on.check(load)
     assert words("a * b\n\n| c | d-e |\n|---|---:|") == 4
 
 
+@pytest.mark.parametrize("number", ["1.b", "2.b", "3.0", "6.0", "8.0"])
+def test_a_small_task_has_its_picture_after_the_check(number):
+    shown = f"{EXERCISES[number].name}.show()"
+    assert any(shown in source.read_text(encoding="utf-8").splitlines() for source in SOURCES)
+
+
 # One Chinese word for each thing, as notebooks/terms.md has it; what stands here was said for it elsewhere.
 OTHER_WORDS = {
     "拷贝(?!引擎)": "复制",
