@@ -135,6 +135,13 @@ lesson03.go_on.check(load)
     assert words("a * b\n\n| c | d-e |\n|---|---:|") == 4
 
 
+@pytest.mark.parametrize(("word", "told"), [("lane", "a row of the picture"), ("span", "a bar of the picture")])
+def test_a_word_of_the_picture_is_explained_where_an_exercise_first_has_it(word, told):
+    texts = [text for each in EXERCISES.values() for text in (each.task, each.target, *each.hints)]
+    assert told in next(text for text in texts if re.search(rf"\b{word}s?\b", text))
+    assert f"| {word} |" in (ROOT / "notebooks/terms.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("number", ["1.b", "2.b", "3.0", "6.0", "8.0"])
 def test_a_small_task_has_its_picture_after_the_check(number):
     shown = f"{EXERCISES[number].name}.show()"
