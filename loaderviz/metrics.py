@@ -8,12 +8,14 @@ as validation between two epochs, and told as `outside`.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import cache, wraps
 from html import escape
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -821,7 +823,7 @@ class Summary:
     def __str__(self) -> str:
         table, parts = _rows(self), _breakdown_rows(self)
         lines = words.aligned([*table, *parts], "<>")
-        title = ["", "where the window goes (sums to it)"] if parts else []
+        title = ["", word("where the window goes (sums to it)")] if parts else []
         return "\n".join([*lines[: len(table)], *title, *lines[len(table) :]])
 
     __repr__ = __str__
@@ -1057,16 +1059,32 @@ def _rows(summary: Summary) -> list[Row]:
         (gpu, ("limit", words.duration(summary.limit), limit + most * (summary.limit_most > summary.limit))),
         (gpu, ("headroom", words.times(summary.headroom), "window / limit")),
     ]
-    return [row for told, row in rows if told]
+    return [(word(what), much, word(remark)) for told, (what, much, remark) in rows if told]
+
+
+def word(text: str) -> str:
+    """Return a text of the table in the language that `words.language` chooses; what metrics.toml lacks is English.
+
+    >>> word("idle: host blocked, staging")
+    'idle: host blocked, staging'
+    """
+    table = _texts().get(words.language(), {})
+    return "".join(words.translated(part, table) for part in re.split("(: |, |; )", text))
+
+
+@cache
+def _texts() -> dict[str, dict[str, str]]:
+    return tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
 
 
 def _breakdown_rows(summary: Summary) -> list[Row]:
     said = {name: name if summary.busy else name.removeprefix("idle: ") for name in summary.breakdown}
-    return [_part(said[name], time, summary.window) for name, time in summary.breakdown.items()]
+    rows = [_part(said[name], time, summary.window) for name, time in summary.breakdown.items()]
+    return [(word(what), much, word(remark)) for what, much, remark in rows]
 
 
 def _html(title: str, rows: list[Row]) -> str:
-    return words.table((title, "", ""), [[*map(escape, row)] for row in rows], "<><")
+    return words.table((word(title), "", ""), [[*map(escape, row)] for row in rows], "<><")
 
 
 def _part(what: str, ns: int, whole: int, of: str = "the window") -> Row:

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 _DURATIONS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"))
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _WIDTH = 110  # columns of a report that does not go to a terminal
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|bytes|[kMG]B)\b|%)")
 _GLUE = "\N{NO-BREAK SPACE}"  # no line is broken there
@@ -42,6 +43,18 @@ def in_language(texts: Mapping[str, Any]) -> Any:
     'host'
     """
     return texts.get(language(), texts.get("en", texts))
+
+
+def translated(text: str, table: Mapping[str, str]) -> str:
+    """Return what a table has for a text, of which each number is a # there; the text itself where it has nothing.
+
+    >>> translated("worker 3", {"worker #": "工作进程 #"})
+    '工作进程 3'
+    """
+    if text in table:
+        return table[text]
+    general, numbers = table.get(_NUMBER.sub("#", text)), iter(_NUMBER.findall(text))
+    return text if general is None else re.sub("#", lambda _: next(numbers), general)
 
 
 def _or_a_dash(words: Callable[[float], str]) -> Callable[[float | None], str]:

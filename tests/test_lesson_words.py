@@ -10,6 +10,7 @@ from pathlib import Path
 import factory
 import pytest
 
+from loaderviz.view import spoken
 from loaderviz.workshop import EXERCISES
 from loaderviz.workshop.exercises import say
 from loaderviz.workshop.learner import ASKS, QUESTIONS
@@ -134,6 +135,19 @@ lesson03.go_on.check(load)
     assert words("a * b\n\n| c | d-e |\n|---|---:|") == 4
 
 
+@pytest.mark.parametrize(("word", "told"), [("lane", "a row of the picture"), ("span", "a bar of the picture")])
+def test_a_word_of_the_picture_is_explained_where_an_exercise_first_has_it(word, told):
+    texts = [text for each in EXERCISES.values() for text in (each.task, each.target, *each.hints)]
+    assert told in next(text for text in texts if re.search(rf"\b{word}s?\b", text))
+    assert f"| {word} |" in (ROOT / "notebooks/terms.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("number", ["1.b", "2.b", "3.0", "6.0", "8.0"])
+def test_a_small_task_has_its_picture_after_the_check(number):
+    shown = f"{EXERCISES[number].name}.show()"
+    assert any(shown in source.read_text(encoding="utf-8").splitlines() for source in SOURCES)
+
+
 # One Chinese word for each thing, as notebooks/terms.md has it; what stands here was said for it elsewhere.
 OTHER_WORDS = {
     "拷贝(?!引擎)": "复制",
@@ -171,6 +185,22 @@ def _strings(value):
 def test_chinese_texts_have_one_word_for_each_thing(file):
     found = [(word, line) for line in chinese(file) for other, word in OTHER_WORDS.items() if re.search(other, line)]
     assert found == []
+
+
+@pytest.mark.parametrize("file", IN_CHINESE, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_a_chinese_text_names_the_rows_that_the_chinese_picture_has(file):
+    said = file.read_text(encoding="utf-8")
+    said = said if file.suffix == ".md" else "\n".join(_strings_in_chinese(tomllib.loads(said)))
+    rows = [row for row in spoken.words_in("zh") if " " in row]
+    names = {name for name in re.findall("`([^`\n]+)`", said) if " " in name}
+    assert not [name for name in names if any(row.startswith(name) for row in rows)]
+
+
+def _strings_in_chinese(value):
+    """Return the strings below each "zh"."""
+    parts = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+    here = _strings(value["zh"]) if isinstance(value, dict) and "zh" in value else []
+    return here + [each for part in parts for each in _strings_in_chinese(part)]
 
 
 def test_the_terms_of_the_sheet_are_those_of_the_texts():

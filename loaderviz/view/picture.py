@@ -177,6 +177,8 @@ class View:
 
 def text(timeline: Timeline, label: str = "", window: tuple[int, int] | None = None) -> str:
     """Return the picture in one line of words, for people who do not see it; see `metrics.describe`."""
+    if told := spoken.twin(timeline, label, window):
+        return told
     summary, marks = metrics.summarize(timeline, window), timeline.marks
     count, first = words.count(summary.batches or 0, "batch"), marks[0] if marks else None
     cause, time = max(summary.host_blocked.items(), key=lambda item: item[1], default=("", 0))

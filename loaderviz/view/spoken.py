@@ -6,7 +6,6 @@ numbers of their own: each function returns None where a language has none, and 
 
 from __future__ import annotations
 
-import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,6 @@ from loaderviz.timeline import Mark, Timeline
 if TYPE_CHECKING:
     from loaderviz.analysis import Finding, Gain
 
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 SECTIONS = "headline", "findings", "hazards"  # of texts.toml; all else are words of the picture
 
 
@@ -40,11 +38,7 @@ def word(text: str) -> str:
     >>> word("side stream 13")
     'side stream 13'
     """
-    said, numbers = words_in(words.language()), iter(_NUMBER.findall(text))
-    if text in said:
-        return said[text]
-    general = said.get(_NUMBER.sub("#", text))
-    return text if general is None else re.sub("#", lambda _: next(numbers), general)
+    return words.translated(text, words_in(words.language()))
 
 
 def _say(section: str, key: str, **values: object) -> str | None:
@@ -63,6 +57,24 @@ def headline(timeline: Timeline, window: tuple[int, int] | None = None) -> str:
     else:
         told = _numbers(summary)
     return told or metrics.describe(timeline, window=window)
+
+
+def twin(timeline: Timeline, label: str, window: tuple[int, int] | None) -> str | None:
+    """Return what `picture.text` does, in another language; None for English."""
+    if (then := _say("headline", "then")) is None:
+        return None
+    summary, marks = metrics.summarize(timeline, window), timeline.marks
+    whole, step, exposed = map(words.duration, (summary.window, summary.step, summary.exposed_copy))
+    cause, time = max(summary.host_blocked.items(), key=lambda item: item[1], default=("", 0))
+    parts = [
+        (_say("headline", "of", label=label) or "") * bool(label) + headline(timeline, window),
+        summary.batches and _say("headline", "batches", count=f"{summary.batches:,}", time=whole, step=step),
+        not summary.batches and summary.window and _say("headline", "in-all", time=whole),
+        summary.exposed_copy and _say("headline", "exposed", time=exposed),
+        cause and _say("headline", "blocked", cause=word(cause), time=words.duration(time)),
+        marks and _say("headline", "marks", count=f"{len(marks):,}", first="".join(hazard(marks[0]) or marks[0].text)),
+    ]
+    return then.join(str(part).rstrip("。") for part in parts if part)
 
 
 def _numbers(summary: metrics.Summary) -> str | None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import median
+from time import thread_time_ns
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -26,6 +28,7 @@ from loaderviz.emulator.hazards import Hazard
 from loaderviz.emulator.kernels import memory_time
 from loaderviz.emulator.torch.dataloader import mark
 from loaderviz.emulator.torch.session import Session
+from loaderviz.imports import held
 from loaderviz.loaders import base as loaders
 from loaderviz.metrics import summarize
 from loaderviz.recording import record
@@ -240,6 +243,9 @@ class BatchSource:
 # The run
 
 LOOK_BACK = 16  # batches: memory in use by an older one is not looked for
+# Processor time of a batch in the learner's code: more than so much [ns] and so many times what the check's step takes
+# (right answers: less than twice as much) is work that no task asks for.
+HEAVY, HEAVIER = 10_000_000, 8
 WINDOW = "measured"  # the range of what counts; it begins before any code of the learner runs
 
 
@@ -419,7 +425,18 @@ class LoaderRun:
     def _within(self, most: float, score: str, late: str, explain: Callable[[Timeline], Fact]) -> Score:
         if self.took > most:
             raise NotYet(*explain(self.timeline), late, self.timeline)
+        self.must_be_light()
         return Score(score, self.timeline)
+
+    def must_be_light(self) -> None:
+        """Raise `NotYet` if the learner's own Python, which the workshop host does for nothing, is far from free here.
+
+        What this machine takes for the check's own step is the measure, so that a slow or busy one is none.
+        """
+        own, step = (median(times) for times in zip(*self.loop.spent, strict=True))
+        if own > max(HEAVY, HEAVIER * step):
+            times = {"own": words.duration(own), "step": words.duration(step)}
+            raise self.not_yet(say("own-python", **times), say("R23"))
 
     def _say(self, key: str, **values: object) -> str:
         took = words.duration(self.took)
@@ -456,7 +473,7 @@ def feed(
         source = BatchSource(() if resident else data.batches, pinned=setting.pinned, buffers=setting.buffers)
         given = (data.images.clone(), data.labels.clone()) if resident else (source,)
         warm_up()
-        with _own_marks() as mark, record_function(WINDOW):
+        with _own_marks() as mark, _numpy_costs(data), record_function(WINDOW):
             with learners_code():
                 batches = answer(*given, *more)
             loop.consume(batches, mark)
@@ -488,6 +505,7 @@ class CheckLoop:
         self.places: list[tuple[int, int]] = []  # the device addresses of the images of each batch handed out
         self.handed: list[int] = []  # when each batch was handed out, ns
         self.held: list[int] = []  # device memory that the loader held then, bytes
+        self.spent: list[tuple[int, int]] = []  # processor time of this thread for each batch: theirs, and `step` [ns]
         self.wanted = (list(data.sizes) * setting.epochs)[: count or None]
 
     def consume(self, batches: Any, mark: Callable[[int, int], None]) -> None:
@@ -495,8 +513,10 @@ class CheckLoop:
         iterator, over, own = _iterator(batches), object(), torch.cuda.memory_allocated()
         clock = Session.running("the loop of an exercise").runtime
         for number in range(len(self.wanted)):
+            began = thread_time_ns()
             with learners_code():
                 batch = next(iterator, over)
+            taken = thread_time_ns() - began
             self.handed.append(clock.now)
             self.held.append(torch.cuda.memory_allocated() - own)
             if not torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
@@ -512,7 +532,9 @@ class CheckLoop:
                 self.must_have_travelled(number, images)
             start = images.untyped_storage().data_ptr()
             self.places.append((start, start + images.untyped_storage().nbytes()))
+            began = thread_time_ns()
             self.step(images, labels)
+            self.spent.append((taken, thread_time_ns() - began))
             del images, labels
         with learners_code():
             rest = next(iterator, over)
@@ -576,6 +598,23 @@ def _own_marks() -> Iterator[Callable[[int, int], None]]:
         yield hooks[0]
     finally:
         loaders.on_batch, loaders.on_prefetch = hooks
+
+
+@contextmanager
+def _numpy_costs(data: Data) -> Iterator[None]:
+    """Let the host pay for what numpy reads and writes as for a pass of torch's own: for a batch of it at most, since
+    of a whole data set numpy may take some rows.
+    """
+    session, taken = Session.running("numpy in an exercise"), torch.from_numpy
+
+    def from_numpy(array: Any) -> torch.Tensor:
+        result = taken(array)
+        session.outside("torch.from_numpy", result.nbytes)
+        return result
+
+    session.largest_pass = max(part.nbytes for part in data.batches[0])
+    with held(torch, "from_numpy", from_numpy):
+        yield
 
 
 def _iterator(batches: Any) -> Iterator[Any]:

@@ -157,7 +157,7 @@ class Recall:
     def _ipython_display_(self) -> None:
         from IPython.display import Markdown, display
 
-        display(Markdown(f"**{say('recall-head')}**"))
+        display(progress(), Markdown(f"**{say('recall-head')}**"))
         for question in self.questions:
             question._ipython_display_()
 

@@ -36,8 +36,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
 from loaderviz import mnist, words
-from loaderviz.workshop import lesson00, predict
+from loaderviz.workshop import lesson00, predict, progress
 from loaderviz.workshop.loop import HOST, gpu_milliseconds, new_model, train_step
+
+progress()
 
 # %% [markdown]
 # ## The loop
@@ -130,7 +132,7 @@ lesson00.look.check(hidden)
 # %% [markdown]
 # ## Exercise
 #
-# Write your code in place of the `...`.
+# Replace the `...` with your code.
 
 # %%
 lesson00.reading
@@ -185,7 +187,7 @@ lesson00.reading.check(exposed_share)
 # | loader | how a batch reaches the GPU |
 # |---|---|
 # | blocking | copied when needed; the host waits |
-# | pinned | from page-locked memory (lesson 2) |
+# | pinned | from page-locked memory, which cannot move |
 # | prefetch | ahead, in a stream of its own |
 # | resident | the data set is on the GPU |
 

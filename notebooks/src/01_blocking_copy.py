@@ -259,6 +259,9 @@ def copy(x):
 lesson01.one_byte.check(copy)
 
 # %%
+lesson01.one_byte.show()
+
+# %%
 lesson01.fewer_bytes
 
 

@@ -265,6 +265,9 @@ def loader(data):
 # %%
 lesson02.let_pin.check(loader)
 
+# %%
+lesson02.let_pin.show()
+
 
 # %%
 def fed_by_a_dataloader(pin_memory):

@@ -206,6 +206,9 @@ def to_gpu(batch, side, main):
 # %%
 lesson03.by_hand.check(to_gpu)
 
+# %%
+lesson03.by_hand.show()
+
 # %% [markdown]
 # ## Prefetch
 #

@@ -133,6 +133,9 @@ def step_time(fetch, workers, pin, copy, compute):
 lesson06.pace.check(step_time)
 
 # %%
+lesson06.pace.show()
+
+# %%
 costs = lesson06.stations(runs[1])
 print("one batch: " + ", ".join(f"{station} {words.duration(time)}" for station, time in costs.items()))
 lesson06.chart(steps, costs)

@@ -113,6 +113,9 @@ def load_bytes(images, labels, size, epochs):
 # %%
 capstone.fewer_bytes.check(load_bytes)
 
+# %%
+capstone.fewer_bytes.show()
+
 # %% [markdown]
 # ## The second rung: workers and pinned memory
 #

@@ -1,16 +1,19 @@
 """What pictures say in Chinese: each finding, hazard and headline has its sentence, beside the English one."""
 
 import re
+import warnings
 from typing import get_args
 
 import factory
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
 from loaderviz import metrics
 from loaderviz.analysis import Finding, FindingKind, Gain
 from loaderviz.emulator.hazards import texts as reports
-from loaderviz.timeline import Kind, Mark
+from loaderviz.timeline import Cause, Kind, Mark
 from loaderviz.view import spoken
 from loaderviz.view.picture import View
 
@@ -108,3 +111,36 @@ def test_a_hazard_in_a_picture_is_told(chinese):
     problem, missing = spoken.hazard(Mark(0, 0, "early-refill", "the host writes; missing: a wait"))
     assert problem.endswith("。") and "主机过早地改写" in problem and "事件" in missing
     assert spoken.hazard(Mark(0, 0, "of another program", "text")) is None
+
+
+def without_names(text):
+    """Return what a reader would have to translate: identifiers and units are none of it."""
+    return re.sub(r"\b(GPU|CUDA|GIL|rank|recording\.unpriced|[GMk]?B/s|[nµm]?s)\b", "", text)
+
+
+def test_a_summary_and_the_sentences_beside_a_picture_have_no_english(chinese):
+    """Of a recording with hazards, of one with none, of several GPUs, and of one without."""
+    with warnings.catch_warnings(action="ignore"), lv.record(on="laptop", host="laptop") as racing:
+        side, values = torch.cuda.Stream(), torch.ones(1000, 1000).pin_memory()
+        with torch.cuda.stream(side):
+            there = values.to("cuda", non_blocking=True)
+        there.sum().item()
+    with lv.record(on="laptop", host="laptop") as blocking:
+        for x, y in DataLoader(TensorDataset(torch.rand(512, 784), torch.arange(512)), 64):
+            x.to("cuda").sum().item(), y.to("cuda")
+    with lv.record(on="cpu") as alone:
+        sum(len(x) for x in DataLoader(torch.rand(512, 784), 64))
+    ranks = factory.made(
+        ("main", 0, 400, Kind.OPERATOR), ("stream 7", 0, 100, Kind.COMPUTE), ("stream 7", 100, 300, Kind.COMMUNICATION)
+    )
+    for timeline in (racing.timeline, blocking.timeline, alone.timeline, loop(), ranks, factory.made()):
+        for told in (repr(lv.summarize(timeline)), View({"a": timeline}).text(), timeline.view().text()):
+            assert re.search("[\u4e00-\u9fff]", told)
+            assert not re.search("[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}", without_names(told)), told
+    assert "隐患 1 个，第一个：有一个流过早地读取" in racing.timeline.view().text()
+    assert "到 GPU 的复制速率，可分页内存" in repr(lv.summarize(blocking.timeline))
+
+
+def test_each_line_of_a_summary_is_in_the_table():
+    told = [*(cause.words for cause in list(Cause)[1:]), *": ".join(metrics._HOST_WORK).split(": ")]
+    assert {*told} <= metrics._texts()["zh"].keys()

@@ -133,3 +133,41 @@ def test_a_sixteenth_of_the_steps_may_be_alike(times, by_a_rule):
     for order in (order_with_steps_of(170, times) for _ in range(8)):
         with pytest.raises(NotYet, match="by a rule") if by_a_rule else nullcontext():
             lesson04.must_be_shuffled(run, [order], 64)
+
+
+@pytest.mark.parametrize(("own", "step", "light"), [(10, 1, True), (11, 1, False), (40, 5, True), (41, 5, False)])
+def test_python_that_no_task_asks_for_is_told_from_a_slow_machine(own, step, light):
+    """Ms of processor time a batch. Single batches, such as one that imports, do not count."""
+    spent = [(1_000_000 * own, 1_000_000 * step)] * 3 + [(10**9, 10**9), (0, 0)]
+    run = replace(feed(loader_consumer, Data.random([64] * 2, random), FeedConfig()), loop=Mock(spent=spent))
+    with nullcontext() if light else pytest.raises(NotYet, match=f"takes {own} ms of processor time a batch"):
+        run.must_be_light()
+
+
+def test_numpy_costs_the_host_what_a_pass_of_torch_costs_and_only_in_an_exercise():
+    def by_numpy(batches):
+        for images, labels in batches:
+            yield torch.from_numpy(images.numpy() * 1).to("cuda"), labels.to("cuda")
+
+    def by_torch(batches):
+        for images, labels in batches:
+            yield (images * 1).to("cuda"), labels.to("cuda")
+
+    data = Data.random([64] * 8, random)
+    numpys, torchs = (feed(answer, data, FeedConfig()).took for answer in (by_numpy, by_torch))
+    assert numpys == pytest.approx(torchs, rel=0.02)
+    with record(on=harness.GPU, host=harness.HOST) as recording:
+        torch.from_numpy(data.images.numpy())
+        data.labels.tolist()
+    assert not {"Tensor.numpy", "torch.from_numpy", "Tensor.tolist"} & {*recording.timeline.names}
+
+
+def test_of_a_whole_data_set_numpy_pays_for_a_batch():
+    def rows_of_numpy(images, labels):
+        for start in range(0, len(images), 64):
+            yield torch.from_numpy(images.numpy()[start : start + 64]).to("cuda"), labels[start : start + 64].to("cuda")
+
+    run = feed(rows_of_numpy, Data.random([64] * 4, random), FeedConfig(), resident=True)
+    passes = [span.duration for span in run.timeline.rows() if span.name == "Tensor.numpy"]
+    nbytes = run.data.batches[0][0].nbytes
+    assert passes == [harness.HOST.dispatch + harness.HOST.work_time(nbytes)] * 4

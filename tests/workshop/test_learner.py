@@ -3,6 +3,7 @@
 import random
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from loaderviz.workshop import EXERCISES, ExerciseError, learner, rooms
 from loaderviz.workshop.exercises import FOLDER, LISTENERS, Exercise, Score
 from loaderviz.workshop.learner import QUESTIONS, Progress, drawn
 from loaderviz.workshop.rooms import Row
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +83,17 @@ def test_the_bar_is_html_that_is_kept_without_trust_and_each_cell_has_its_words(
     }  # neither script nor style nor svg, which JupyterLab removes
     assert html.count("title=") == len(EXERCISES) and 'title="3.1 Copy under the work: passed"' in html
     assert "&lt;script&gt;" in html and "Lesson 0" in html
+
+
+def test_a_lesson_opens_with_the_bar_above_its_questions(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda *what: shown.extend(what))
+    monkeypatch.setattr(learner.Recalled, "_ipython_display_", lambda asked: shown.append(asked))
+    asked = workshop.recall(3, seed=1)
+    asked._ipython_display_()
+    assert isinstance(shown[0], Progress) and shown[2:] == asked.questions
+    lessons = [path.read_text(encoding="utf-8") for path in (ROOT / "notebooks/src").glob("*.py")]
+    assert len(lessons) == 12 and all(re.search(r"^(progress|recall)\(\d*\)$", text, re.M) for text in lessons)
 
 
 def test_in_chinese(monkeypatch):

@@ -267,6 +267,8 @@ def _from_data(
         result = func(*args, **kwargs, device=CPU)
         if isinstance(given, (list, tuple)):
             session.host_list(f"torch.{func.__name__}", result.numel())
+        elif result.dim():
+            session.outside(f"torch.{func.__name__}", result.nbytes)
         if pin_memory:
             session.pin(result)
     if place.type == "cuda":

@@ -155,6 +155,7 @@ class Session(HostThread, TensorMemory):
         self.sampler: Sampler | None = None  # of the program's lines, where it is measured
         self.sent = self.fetched_by_workers = 0  # ns that workers computed, and of that to send their batches
         self.faults: dict[str, None] = {}  # what is seen to be wrong, by the kind of its finding
+        self.largest_pass = 0  # bytes of `outside` at most; 0: it costs nothing
         self._looks = LOOKS
         self.unpriced: dict[str, list[int]] = {}  # where a batch took how many ns of real time that nothing prices
         self._charged: list[int] = []  # what each batch costs instead [ns]
@@ -382,6 +383,11 @@ class Session(HostThread, TensorMemory):
         self.runtime.note(start, name)
         if flops:
             self.runtime.shared.take(start, self.runtime.now, host.cores - 1)  # torch's threads
+
+    def outside(self, name: str, nbytes: int) -> None:
+        """Count what numpy or Python gets of a tensor, or gives, as one pass over it, where an exercise wants that."""
+        if self.largest_pass and self.in_recording_thread():
+            self.host_operator(name, min(nbytes, self.largest_pass))
 
     def host_list(self, name: str, count: int) -> None:
         """Count what makes a tensor of a list of so many numbers on the main thread, which has the lock meanwhile."""

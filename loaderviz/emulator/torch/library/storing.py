@@ -45,7 +45,14 @@ def _numpy(session: Session, func: Any, tensor: Any, *, force: bool = False) -> 
             "first."
         )
     seen_outside(tensor)
+    session.outside("Tensor.numpy", tensor.nbytes)
     return func(tensor)
+
+
+@answers(torch.Tensor.__array__)
+def _array(session: Session, func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    session.outside("Tensor.numpy", tensor.nbytes)
+    return func(tensor, *args, **kwargs)
 
 
 @answers(torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_)
@@ -74,6 +81,7 @@ def _tolist(session: Session, func: Any, tensor: Any) -> Any:
         tensor = copies.transfer(session, tensor, tensor.dtype, False)
     elif session.tracking:
         session.tracking.host_access(tensor, "Tensor.tolist")
+    session.outside("Tensor.tolist", tensor.nbytes)
     return func(tensor)
 
 
