@@ -95,8 +95,8 @@ def loader_e(batches):
         yield from ready
         side.wait_stream(main)
         copies, arrived = copy_ahead(batch, side)
-        main.wait_event(arrived)
         ready = [claim(copies, main)]
+        main.wait_event(arrived)
     yield from ready
 
 
