@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
-from loaderviz.emulator.device import COMPUTE, D2H, H2D, NONE, Command, Device, Engine, Stream
+from loaderviz.emulator.device import COMPUTE, D2H, H2D, NONE, Command, Device, Stream
 from loaderviz.emulator.hardware import FULL, Gpu, Host, pages
 from loaderviz.emulator.hazards import stream_words
 from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore, Place

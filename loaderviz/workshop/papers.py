@@ -25,13 +25,13 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:)[^)]*\)")  # to a file or a r
 READ = "read-rows", "read-colours", "read-thick", "read-exposed"
 OVERLAP = "needs-pinned", "needs-call", "needs-stream"
 HEADS = "title", "reading", "conditions", "duty", "boxes", "words"
-HEAD = '''<!doctype html>
+HEAD = """<!doctype html>
 <html lang="{{language}}">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
 <title>{{title}}</title>
 <style>
-'''
+"""
 MANY = 30  # titles of exercises that fit beside a large picture
 
 

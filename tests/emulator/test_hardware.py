@@ -233,7 +233,7 @@ def test_a_card_of_a_new_capability_takes_nothing_over_from_another_generation(m
 @pytest.mark.parametrize(
     ("row", "count", "column"),
     [
-        (["ada", *RTX_5090[:6], *RTX_5090[7:]], 10, "multiprocessors"),  # a rate is missing, so all that follow are too early
+        (["ada", *RTX_5090[:6], *RTX_5090[7:]], 10, "multiprocessors"),  # a rate is missing
         (["ada", *RTX_5090[:-1]], 10, "name"),
         (["ada", "pcie5*", "1792", *RTX_5090[2:]], 11, "GB/s of memory"),
         (["ada", *RTX_5090, 1], 12, "one more"),
@@ -241,7 +241,7 @@ def test_a_card_of_a_new_capability_takes_nothing_over_from_another_generation(m
     ],
 )
 def test_a_row_of_a_card_that_lacks_a_number_is_named_with_its_columns(row, count, column):
-    said = f"the row of 'mine' .*, has {count} values, of which that for {column} does not fit; give these 11: archi.*name"
+    said = f"row of 'mine' .*, has {count} values, of which that for {column} does not fit; give these 11: archi.*name"
     with pytest.raises(HardwareError, match=said):
         hardware._card("mine", row)
 
