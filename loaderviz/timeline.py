@@ -393,6 +393,11 @@ class Timeline:
         mask[np.asarray(spans, np.int64)] = True
         return mask
 
+    def call_of(self, work: Span) -> Span | None:
+        """Return the host's call that put this work into its stream, None where none is known."""
+        calls = np.flatnonzero(self.where(Kind.API) & (self.correlation == work.correlation))
+        return self.row(int(calls[0])) if work.correlation >= 0 and len(calls) else None
+
     def by_lane(self) -> list[Numbers]:
         """Return for each lane its spans, in order of start."""
         return grouped(self.spans["lane"], len(self.lanes))

@@ -95,8 +95,9 @@ def loader_e(batches):
         yield from ready
         side.wait_stream(main)
         copies, arrived = copy_ahead(batch, side)
-        ready = [claim(copies, main)]
         main.wait_event(arrived)
+        claim(copies, main)
+        ready = [copies]
     yield from ready
 
 
