@@ -393,6 +393,11 @@ class Timeline:
         mask[np.asarray(spans, np.int64)] = True
         return mask
 
+    def call_of(self, work: Span) -> Span | None:
+        """Return the host's call that put this work into its stream, None where none is known."""
+        calls = np.flatnonzero(self.where(Kind.API) & (self.correlation == work.correlation))
+        return self.row(int(calls[0])) if work.correlation >= 0 and len(calls) else None
+
     def by_lane(self) -> list[Numbers]:
         """Return for each lane its spans, in order of start."""
         return grouped(self.spans["lane"], len(self.lanes))
@@ -598,15 +603,9 @@ class Timeline:
 
         return View({"": self}, color, operators, title, window, verdict, advice={} if advice is None else {"": advice})
 
-    def figure(
-        self,
-        color: str = "batch",
-        operators: bool = False,
-        title: str | None = None,
-        window: tuple[int, int] | None = None,
-    ) -> go.Figure:
-        """Return the picture as a plain plotly figure of at most some 2,000 bars, to change by hand and to export."""
-        return self.view(color, operators, title, window).figure()
+    def figure(self, color: str = "batch", operators: bool = False, **looks: Any) -> go.Figure:
+        """Return the view of these looks as a plotly figure of at most some 2,000 bars, to change and to export."""
+        return self.view(color, operators, **looks).figure()
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return self.view()._repr_mimebundle_()

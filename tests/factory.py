@@ -11,6 +11,7 @@ import gc
 import http.server
 import importlib.util
 import os
+import queue
 import random
 import re
 import subprocess
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -76,6 +77,20 @@ class Samples(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         sample = self.of(index)
         return 0.0 if sample is None else sample
+
+
+def through_a_thread(batches: Iterable[Any]) -> Iterator[Any]:
+    """Give what a thread of its own takes."""
+    ready: queue.Queue[Any] = queue.Queue(2)
+
+    def take() -> None:
+        for batch in batches:
+            ready.put(batch)
+        ready.put(None)
+
+    threading.Thread(target=take, daemon=True).start()
+    while (batch := ready.get()) is not None:
+        yield batch
 
 
 def in_threads(*works: Callable[[], Any]) -> None:

@@ -9,7 +9,6 @@ import io
 import itertools
 import queue
 import re
-import threading
 import time
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ import factory
 import numpy as np
 import pytest
 import torch
-from factory import US
+from factory import US, through_a_thread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
@@ -2018,19 +2017,6 @@ def test_a_loader_of_a_validation_does_not_make_a_step_one_of_two():
 # A loop with a thread of its own that takes the batches
 
 
-def through_a_thread(loader):
-    given = queue.Queue(2)
-
-    def take():
-        for batch in loader:
-            given.put(batch)
-        given.put(None)
-
-    threading.Thread(target=take, daemon=True).start()
-    while (batch := given.get()) is not None:
-        yield batch
-
-
 class Sleeps(TensorDataset):
     def __getitem__(self, index):
         time.sleep(2e-3)
@@ -2059,8 +2045,8 @@ def test_a_loop_whose_own_thread_takes_the_batches_has_steps(wait, steps):
     if "cores-taken" in all_found:
         pytest.skip("other programs have the cores: nothing else is said of the thread's time")
     found = all_found["other-work-in-loop"]
-    line = through_a_thread.__code__.co_firstlineno + 9
-    assert f"test_advice.py:{line} takes" in found.evidence and "this line may wait for it" in found.evidence
+    line = through_a_thread.__code__.co_firstlineno + 10
+    assert f"factory.py:{line} takes" in found.evidence and "this line may wait for it" in found.evidence
     assert found.expected_gain.predicted is None
 
 

@@ -15,7 +15,7 @@ from factory import shared
 
 import loaderviz as lv
 from benchmarks.steps import Setup, gpu_time
-from benchmarks.validate import STEPS, ranks
+from benchmarks.validate import MENDED, STEPS, ranks
 from loaderviz import words
 from loaderviz.analysis import calibration
 from loaderviz.analysis.validate import JUDGED, ValidationError
@@ -258,3 +258,8 @@ def test_page_locking_is_measured_without_the_beginning_of_cuda(monkeypatch):
     monkeypatch.setattr(calibration.torch.cuda, "init", lambda: None)
     monkeypatch.setattr(calibration, "thread_time_ns", lambda: now[0])
     assert calibration._locking() == {"page_lock_base": 200_000, "page_lock_per_gib": 4 * 30_800_000}
+
+
+def test_the_tests_that_hold_what_was_wrong_once_are_there():
+    tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [test for _, test in MENDED if f"def {test}(" not in tests] == []

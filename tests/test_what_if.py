@@ -529,24 +529,18 @@ def test_the_way_to_the_limit_says_what_the_first_finding_says(given):
     assert len(names) == len(set(names))
 
 
-class Features(torch.utils.data.Dataset):
-    """Samples of many small tensors; `listed` gives plain lists of bytes beside one tensor."""
-
-    def __init__(self, tensors=40, listed=0):
-        self.tensors, self.listed = tensors, listed
-
-    def __len__(self):
-        return 32 * 24
-
-    def __getitem__(self, index):
-        several = {f"feature {place}": torch.full((8,), float(place)) for place in range(self.tensors)}
-        return several | ({"raw": bytes(self.listed)} if self.listed else {})
+def features(tensors=40, listed=0):
+    """Samples of many small tensors, and of so many bytes beside them."""
+    more = {"raw": bytes(listed)} if listed else {}
+    return factory.Samples(
+        lambda _: {f"feature {place}": torch.full((8,), float(place)) for place in range(tensors)} | more, 32 * 24
+    )
 
 
 def _features(workers, joined=False, **options):
     """Record a loop whose batches are many tensors, copied one by one or joined before they are copied."""
     with lv.record(on="a100", host="laptop") as recording:
-        for batch in DataLoader(Features(**options), 32, num_workers=workers):
+        for batch in DataLoader(features(**options), 32, num_workers=workers):
             parts = [each for each in batch.values() if isinstance(each, torch.Tensor)]
             if joined:
                 parts = torch.cat([part.flatten() for part in parts]).cuda().split(parts[0].numel())
@@ -576,7 +570,7 @@ def test_to_join_the_copies_does_not_join_what_workers_send():
 
 def test_a_real_loop_tells_how_many_tensors_its_batches_have():
     with lv.record(on="cpu") as recording:
-        for batch in DataLoader(Features(5), 32):
+        for batch in DataLoader(features(5), 32):
             sum(batch.values())
     assert recording.timeline.context.usage["tensors"] == 5
 

@@ -535,6 +535,12 @@ START_UP = 0.1  # of the recording; less than that before the steady state is no
 _WHERE = {"host in CUDA calls": "in CUDA calls", "host in operators": "in operators", "other": "outside torch"}
 
 
+def _without_waits(facts: Evidence, waits: Mask) -> Gain:
+    """Bound what it gains that none of these waits for data is left: the device, the host and the pin thread stay."""
+    floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
+    return facts.gain(facts.length(waits), "the waits for data", *floors)
+
+
 def _at_line(facts: Evidence) -> str:
     """Say what takes most of the fetches, and where."""
     cause, line, share = facts.fetch_place
@@ -669,15 +675,13 @@ def uneven_workers(facts: Evidence) -> Found:
     times = usual[hot] / max(1.0, float(np.median([time for lane, time in usual.items() if lane != hot])))
     if times < HOT or 2 * facts.length(waits & facts.others_ready) < facts.length(waits):  # none is kept back
         return None
-    floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
-    gain = facts.gain(facts.length(waits), "the waits for data", *floors)
     return Finding(
         "uneven-workers",
         f"a batch takes {timeline.lanes[hot].name} {times:.1f} times as long as the others: they have to wait "
         f"for it, since batches are taken in turn, and the loop waits {duration(facts, facts.length(waits))}"
         f"{_at_line(facts)}",
         "# let slow samples come to all workers in turn: shuffle, or another order; or DataLoader(..., in_order=False)",
-        gain,
+        _without_waits(facts, waits),
         subject=_DATA,
     ), facts.removal(even=True)
 
@@ -735,8 +739,6 @@ def threads_in_workers(facts: Evidence) -> Finding | None:
     crowded = (others + own) * (facts.steps or 0) >= CROWDED * cores * facts.window
     if not (number and cores and others and waits.any() and crowded) or others < OTHERS * own:
         return None
-    floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
-    gain = facts.gain(facts.length(waits), "the waits for data", *floors)
     return Finding(
         "threads-in-workers",
         f"for a batch, other threads of a worker take {words.duration(others)} of the processor, and the one that "
@@ -744,7 +746,7 @@ def threads_in_workers(facts: Evidence) -> Finding | None:
         f"{words.count(cores, 'CPU core')}, and the loop waits {duration(facts, facts.length(waits))}",
         "# in worker_init_fn: cv2.setNumThreads(0), or threadpoolctl.threadpool_limits(1);\n"
         "# or set OMP_NUM_THREADS=1 before the program starts",
-        gain,
+        _without_waits(facts, waits),
         subject=_DATA,
     )
 
@@ -962,8 +964,7 @@ def workers_grow(facts: Evidence) -> Finding | None:
 
 def swaps(facts: Evidence) -> Finding | None:
     """The memory of the machine is full."""
-    nbytes = facts.timeline.context.usage.get("swap", 0)
-    if nbytes < SWAPPED:
+    if (nbytes := facts.timeline.context.usage.get("swap", 0)) < SWAPPED:
         return None
     return Finding(
         "swaps",

@@ -64,20 +64,17 @@ class Command:
         kind: Kind | None,
         engine: Engine,
         work: int,
-        ready: int,
+        ready: int = 0,
         share: int = FULL,
         traffic: int = 0,
         nbytes: int = -1,
         pinned: bool | None = None,
-        correlation: int = -1,
-        batch: int = -1,
-        source: str = "",
     ) -> None:
         self.stream, self.name, self.kind, self.engine = stream, name, kind, engine
         self.ready, self.share = ready, share  # not before `ready`; thousandths of the compute engine
         self.traffic = traffic  # thousandths of the GPU's memory bandwidth that it takes at full speed
         self.nbytes, self.pinned = nbytes, pinned
-        self.correlation, self.batch, self.source, self.api = correlation, batch, source, -1
+        self.correlation, self.batch, self.source, self.api = -1, -1, "", -1
         self.remaining = work * FULL  # in thousandths of a ns at full speed, so that it stays whole when slowed
         self.rate, self.since, self.version = FULL, 0, 0
         self.start = self.end = -1

@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
@@ -125,19 +126,6 @@ class Kernel(NamedTuple):
 Kernels = Mapping[str, Kernel]
 
 
-# What it costs that a batch comes from another process
-SENDING = "tensor_sent", "pickle_per_byte", "new_page"
-RECEIVING = "tensor_received", "unpickle_per_byte", "unmap", "first_read", "staged_page"
-
-
-class Parcel(NamedTuple):
-    """What crosses from a worker to another process: tensors, their bytes in shared memory, bytes that are pickled."""
-
-    tensors: int = 0
-    shared: int = 0
-    pickled: int = 0
-
-
 class Multiprocessor(NamedTuple):
     """One of a compute capability: threads that it holds, tiles that it works on at once, KiB of shared memory."""
 
@@ -156,6 +144,19 @@ class Multiprocessor(NamedTuple):
             f'"{key}" = [threads, tiles, KiB of shared memory of a multiprocessor] with its source, or give '
             "Gpu(tiles=..., threads_per_sm=...)"
         )
+
+
+# What it costs that a batch comes from another process
+SENDING = "tensor_sent", "pickle_per_byte", "new_page"
+RECEIVING = "tensor_received", "unpickle_per_byte", "unmap", "first_read", "staged_page"
+
+
+class Parcel(NamedTuple):
+    """What crosses from a worker to another process: tensors, their bytes in shared memory, bytes that are pickled."""
+
+    tensors: int = 0
+    shared: int = 0
+    pickled: int = 0
 
 
 def pages(nbytes: int) -> int:
@@ -416,8 +417,14 @@ def _sources(texts: Mapping[str, str]) -> dict[str, str]:
     return {name: text for names, text in texts.items() for name in names.split()}  # a text may stand for several
 
 
-def _card(key: str, architecture: str, link: str, bandwidth: int, memory: str, *numbers: Any) -> Gpu:
-    *rates, sms, capability, name = numbers
+def _card(key: str, row: list[Any]) -> Gpu:
+    for (column, kind), value in zip_longest(COLUMNS.items(), row, fillvalue=("one more", ())):  # which nothing fits
+        if not isinstance(value, kind):
+            raise HardwareError(
+                f"the row of {key!r} in hardware.toml, [gpu.cards], has {len(row)} values, of which that for {column} "
+                f"does not fit; give these {len(COLUMNS)}: {', '.join(COLUMNS)}"
+            )
+    architecture, link, bandwidth, memory, *rates, sms, capability, name = row
     up, down, pageable, source = DATA["gpu"]["links"][link.rstrip("*")]
     sources = dict.fromkeys(("h2d", "d2h", "pageable"), ("assumed from: " if "*" in link else "") + source)
     copies: dict[str, Any] = {}
@@ -436,10 +443,15 @@ def _card(key: str, architecture: str, link: str, bandwidth: int, memory: str, *
     )  # fmt: skip
 
 
+_NUMBER = int, float
+COLUMNS: dict[str, Any] = {
+    "architecture": str, "link": str, "GB/s of memory": _NUMBER, "bytes of memory": str, "fp32": _NUMBER,
+    "tf32": _NUMBER, "fp16": _NUMBER, "fp64": _NUMBER, "multiprocessors": int, "capability": list, "name": str,
+}  # fmt: skip
 DATA = table("hardware")
 GPU_SOURCES, HOST_SOURCES = (_sources(DATA[kind]["sources"]) for kind in ("gpu", "host"))
 KERNELS: dict[str, Kernels] = _kernels()
-GPUS: dict[str, Gpu] = {key: _card(key, *row) for key, row in DATA["gpu"]["cards"].items()}
+GPUS: dict[str, Gpu] = {key: _card(key, row) for key, row in DATA["gpu"]["cards"].items()}
 HOSTS: dict[str, Host] = {
     name: Host(
         name,

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
-from loaderviz.emulator.device import COMPUTE, D2H, H2D, NONE, Command, Device, Engine, Stream
+from loaderviz.emulator.device import COMPUTE, D2H, H2D, NONE, Command, Device, Stream
 from loaderviz.emulator.hardware import FULL, Gpu, Host, pages
 from loaderviz.emulator.hazards import stream_words
 from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore, Place
@@ -89,7 +89,7 @@ class Capture:
         """Note a kernel or copy; return a command that never runs."""
         self._work[stream] += 1
         self.nodes.append(node)
-        return Command(stream, node.name, KERNEL, NONE, 0, 0)
+        return Command(stream, node.name, KERNEL, NONE, 0)
 
     def refuse(self, why: str = "operation not permitted when stream is capturing") -> CudaError:
         """Return the error of a call that a capture does not permit; the capture has failed."""
@@ -285,27 +285,27 @@ class Runtime:
         name: str = "kernel",
         share: int = FULL,
         traffic: int = 0,
-        *,
-        api: str = "cudaLaunchKernel",
-        kind: Kind = KERNEL,
-        engine: Engine = COMPUTE,
-        nbytes: int = -1,
     ) -> Command:
         """`cudaLaunchKernel`: a kernel of `duration` ns that fills `share` thousandths of the GPU (R19, R23).
 
         It takes `traffic` thousandths of the memory bandwidth, so copies beside it slow it down (R49). Blocks only when
-        the stream's launch queue is full (R24). The rest is for other calls that go the same way.
+        the stream's launch queue is full (R24).
         """
         if duration < 0:
             raise ValueError(f"{name} of {duration} ns: a duration cannot be negative")
-        start, stream = self.now, stream or self.default_stream
+        stream = stream or self.default_stream
+        return self._launch("cudaLaunchKernel", Command(stream, name, KERNEL, COMPUTE, duration, 0, share, traffic))
+
+    def _launch(self, api: str, command: Command) -> Command:
+        start, stream = self.now, command.stream
         self._wait_for_place(stream)
         self.now += self.host.launch
         if self.capture and self.capture.takes(stream):
             self.note(start, api, API)
-            return self.capture.add(stream, GraphNode(name, duration, share, traffic))
-        command = self._put(stream, name, kind, engine, duration, nbytes, share, traffic)
-        command.api = self.note(start, api, API, nbytes, command.correlation)
+            node = GraphNode(command.name, command.remaining // FULL, command.share, command.traffic)
+            return self.capture.add(stream, node)
+        self._put(command)
+        command.api = self.note(start, api, API, command.nbytes, command.correlation)
         if self.launch_blocking:  # CUDA_LAUNCH_BLOCKING=1 (R27)
             self.synchronize(stream)
         return command
@@ -314,8 +314,8 @@ class Runtime:
         """`cudaMemsetAsync`: asynchronous, except when the target is pinned host memory (R10)."""
         name = f"Memset ({'Pinned' if pinned_host else 'Device'})"
         duration = memory_time(self.gpu, "fill", nbytes)
-        api, kind = "cudaMemsetAsync", Kind.MEMSET
-        command = self.launch(duration, name=name, api=api, kind=kind, engine=NONE, nbytes=nbytes)
+        memset = Command(self.default_stream, name, Kind.MEMSET, NONE, duration, nbytes=nbytes)
+        command = self._launch("cudaMemsetAsync", memset)
         if pinned_host:
             self.synchronize(command.stream)
         return command
@@ -387,7 +387,7 @@ class Runtime:
         gpu, memory = self.gpu, "Pinned" if pinned else "Pageable"
         if direction == "d2d":  # each byte is read once and written once
             name, work = "Memcpy DtoD (Device -> Device)", memory_time(gpu, "memcpy", 2 * nbytes)
-            return self._put(stream, name, Kind.COPY_D2D, NONE, work, nbytes)
+            return self._put(Command(stream, name, Kind.COPY_D2D, NONE, work, nbytes=nbytes))
         if direction == "h2d":
             kind, engine, rate = Kind.COPY_H2D, H2D, gpu.h2d
             name = f"Memcpy HtoD ({memory} -> Device)"
@@ -400,7 +400,7 @@ class Runtime:
         down = direction == "d2h"
         work = (gpu.copy_time(nbytes, rate, down=down) if pinned else gpu.pageable_time(nbytes, down=down)) + beside
         part = memory_share(gpu, nbytes, work)
-        return self._put(stream, name, kind, engine, work, nbytes, traffic=part, pinned=pinned)
+        return self._put(Command(stream, name, kind, engine, work, traffic=part, nbytes=nbytes, pinned=pinned))
 
     def launch_graph(self, nodes: Iterable[GraphNode], stream: Stream | None = None) -> list[Command]:
         """`cudaGraphLaunch`: one call for all nodes, which then run in this order.
@@ -417,7 +417,7 @@ class Runtime:
             if direction:
                 commands.append(self._copy(nbytes, direction, stream, pinned=True))
             else:
-                commands.append(self._put(stream, name, KERNEL, COMPUTE, duration, -1, share, traffic))
+                commands.append(self._put(Command(stream, name, KERNEL, COMPUTE, duration, 0, share, traffic)))
         correlation = commands[0].correlation if commands else -1
         api = self.note(start, "cudaGraphLaunch", API, commands[0].nbytes if len(commands) == 1 else -1, correlation)
         for command in commands:
@@ -555,28 +555,15 @@ class Runtime:
             while len(stream.queue) >= self.gpu.queue_depth:
                 self._block([stream.queue[0]], Cause.QUEUE_FULL)
 
-    def _put(
-        self,
-        stream: Stream,
-        name: str,
-        kind: Kind,
-        engine: Engine,
-        work: int,
-        nbytes: int,
-        share: int = FULL,
-        traffic: int = 0,
-        pinned: bool | None = None,
-    ) -> Command:
-        """Make a command of the present batch and source, and put it into its stream."""
-        if not 0 < share <= FULL:
-            raise ValueError(f"{name}: share {share} must lie in 1..{FULL} thousandths of the GPU")
+    def _put(self, command: Command) -> Command:
+        """Put a command into its stream now, at the present batch and source."""
+        if not 0 < command.share <= FULL:
+            raise ValueError(f"{command.name}: share {command.share} must lie in 1..{FULL} thousandths of the GPU")
         if self.main:
             self.scheduler.shares_gpu = True
-        ready = self.now + self.gpu.launch_latency
-        self._correlation = number = self._correlation + 1
-        command = Command(
-            stream, name, kind, engine, work, ready, share, traffic, nbytes, pinned, number, self.batch, self.source
-        )
+        stream = command.stream
+        self._correlation = command.correlation = self._correlation + 1
+        command.ready, command.batch, command.source = self.now + self.gpu.launch_latency, self.batch, self.source
         if stream.awaited:
             command.awaits, stream.awaited = tuple(stream.awaited.values()), {}
             if self.races:

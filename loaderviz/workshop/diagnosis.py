@@ -93,7 +93,7 @@ def _cause(timeline: Timeline, span: Span, start: int) -> Fact:
         return say("host-waits", ran=stretch(timeline, wait.start, wait.end)), rule
     if span.lane in lanes:
         return say("same-stream", stream=span.lane.name), "R16-one-stream"
-    call, before = call_of(timeline, span), last_kernel_before(timeline, start)
+    call, before = timeline.call_of(span), last_kernel_before(timeline, start)
     if call is not None and before is not None and call.start >= before.end - timeline_step(timeline) // 20:
         waits = [wait.end for wait in timeline.rows(Kind.WAIT) if before.end <= wait.end <= call.start]
         until = say("waited-until", time=at(timeline, waits[-1])) if waits else ""
@@ -135,7 +135,7 @@ def too_strong_wait(timeline: Timeline) -> Fact | None:
         kernels = kernels_of(timeline, copy.batch)
         if not kernels:
             continue
-        begin, call = kernels[0].start, call_of(timeline, kernels[0])
+        begin, call = kernels[0].start, timeline.call_of(kernels[0])
         behind = (span for span in copies(timeline) if span.batch > copy.batch)
         later = [span for span in behind if span.start < begin <= span.end + 50_000]
         before = last_kernel_before(timeline, begin)
@@ -194,7 +194,7 @@ def wrong_batch(
 
 def waited_for(timeline: Timeline, span: Span) -> Span | None:
     """Return the wait of the host for this copy: it begins just after its call and lasts until its end."""
-    call = call_of(timeline, span)
+    call = timeline.call_of(span)
     for wait in timeline.rows(Kind.WAIT):
         near = call is not None and call.start <= wait.start <= call.end + 20_000
         if wait.cause in WAITS and near and abs(wait.end - span.end) < 50_000:
@@ -211,12 +211,6 @@ def moves_an_index(timeline: Timeline, wait: Span) -> bool:
     """Tell whether this wait of the host is inside an indexing operator, which moves an index from host memory."""
     inside = intervals.covers(_evidence(timeline).indexing, np.array([wait.start]))
     return wait.kind == Kind.WAIT and bool(inside[0])
-
-
-def call_of(timeline: Timeline, span: Span) -> Span | None:
-    """Return the host's call that put this work into its stream."""
-    calls = np.flatnonzero(timeline.where(Kind.API) & (timeline.correlation == span.correlation))
-    return timeline.row(int(calls[0])) if span.correlation >= 0 and len(calls) else None
 
 
 def line_of(span: Span) -> str:

@@ -21,12 +21,10 @@ import torch
 from torch.profiler import record_function
 
 from loaderviz import words
-from loaderviz.batches import HAND_OUT
-from loaderviz.emulator.device import Command
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards import Hazard
 from loaderviz.emulator.kernels import memory_time
-from loaderviz.emulator.torch.dataloader import mark
+from loaderviz.emulator.torch import handed_out, last_writers, now
 from loaderviz.emulator.torch.session import Session
 from loaderviz.imports import held
 from loaderviz.loaders import base as loaders
@@ -43,7 +41,7 @@ SLOWER = 40
 FEATURES = 28 * 28  # an MNIST image
 SAMPLES = 64
 HIDDEN = 256
-POOL_STREAMS, WARM_BLOCKS = 32, 12
+POOL_STREAMS, WARM_BLOCKS = 32, (*[2**20] * 12, 2 * 2**20)  # bytes of each block
 
 MachineT = TypeVar("MachineT", Gpu, Host)
 
@@ -149,11 +147,10 @@ def warm_up() -> None:
     PyTorch hands out its 32 side streams in turn (R15), so the next `torch.cuda.Stream()` is one of these. Without it
     the first batches would cost the host a cudaMalloc each (R13). Call it inside a recording.
     """
-    session = Session.running("the warm-up of an exercise")
     for stream in [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(POOL_STREAMS))]:
         with torch.cuda.stream(stream):
-            for block in [session.allocate(nbytes) for nbytes in (*[2**20] * WARM_BLOCKS, 2 * 2**20)]:
-                session.pool.free(block)
+            blocks = [torch.empty(nbytes, dtype=torch.uint8, device="cuda") for nbytes in WARM_BLOCKS]
+            del blocks
     torch.cuda.synchronize()
 
 
@@ -226,17 +223,14 @@ class BatchSource:
         return len(self._data)
 
     def __iter__(self) -> Iterator[Batch]:
-        session = Session.running("the source of an exercise")
-        first = session.batches.new_iterator()
+        return handed_out(self._filled())
+
+    def _filled(self) -> Iterator[Batch]:
         for number in range(len(self)):
             batch = self._ready[number % len(self._ready)]
             if self._buffers and number >= self._buffers:
                 for buffer, fresh in zip(batch, self._data[number], strict=True):
                     buffer.copy_(fresh)
-            mark(session, batch, first + number)
-            session.mark_source()
-            session.runtime.batch = first + number
-            session.runtime.host_work(session.runtime.host.hand_out, HAND_OUT, Kind.OPERATOR)
             yield batch
 
 
@@ -336,7 +330,7 @@ class LoaderRun:
         Or never for `least` of them. Counted in bytes, so one copy for several batches counts as all of them.
         """
         copies = self.timeline.rows(Kind.COPY_H2D)
-        calls = sorted((call.start, copy.nbytes) for copy in copies if (call := diagnosis.call_of(self.timeline, copy)))
+        calls = sorted((call.start, copy.nbytes) for copy in copies if (call := self.timeline.call_of(copy)))
         sizes = list(itertools.accumulate(sum(part.nbytes for part in batch) for batch in self.data.batches))
         starts, queued = [start for start, _ in calls], [0, *itertools.accumulate(nbytes for _, nbytes in calls)]
         before = (queued[bisect.bisect_left(starts, time)] for time in self.loop.handed)
@@ -511,13 +505,12 @@ class CheckLoop:
     def consume(self, batches: Any, mark: Callable[[int, int], None]) -> None:
         """Take the batches one by one, as a training loop does; raise `NotYet` if there are too few or too many."""
         iterator, over, own = _iterator(batches), object(), torch.cuda.memory_allocated()
-        clock = Session.running("the loop of an exercise").runtime
         for number in range(len(self.wanted)):
             began = thread_time_ns()
             with learners_code():
                 batch = next(iterator, over)
             taken = thread_time_ns() - began
-            self.handed.append(clock.now)
+            self.handed.append(now())
             self.held.append(torch.cuda.memory_allocated() - own)
             if not torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
                 torch.set_grad_enabled(True)
@@ -567,11 +560,8 @@ class CheckLoop:
 
     def must_have_travelled(self, number: int, images: torch.Tensor) -> None:
         """Raise `NotYet` if the last to write images was no copy from the host."""
-        races, start = Session.running("a loop").runtime.races, images.data_ptr()
-        assert races is not None
-        writes = [list(cell.writes.values()) for cell in races.memory.cells_in(start, start + images.nbytes)]
-        for work in (write.work for write in itertools.chain.from_iterable(writes)):
-            if isinstance(work, Command) and work.kind != Kind.COPY_H2D:
+        for work in last_writers(images):
+            if work.kind != Kind.COPY_H2D:
                 former = number - len(self.data.batches)
                 if self.setting.changes and former >= 0 and work.name.startswith("clamp"):  # by this loop
                     raise NotYet(say("kept-on-gpu", batch=number, former=former), say("each-epoch"))

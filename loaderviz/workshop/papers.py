@@ -25,6 +25,13 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:)[^)]*\)")  # to a file or a r
 READ = "read-rows", "read-colours", "read-thick", "read-exposed"
 OVERLAP = "needs-pinned", "needs-call", "needs-stream"
 HEADS = "title", "reading", "conditions", "duty", "boxes", "words"
+HEAD = """<!doctype html>
+<html lang="{{language}}">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{{title}}</title>
+<style>
+"""
 MANY = 30  # titles of exercises that fit beside a large picture
 
 
@@ -97,7 +104,7 @@ def _list(keys: tuple[str, ...]) -> str:
 
 
 def _page(name: str, **values: str) -> str:
-    """Return a page of this package with its `{{places}}` filled in."""
-    text = files("loaderviz.workshop").joinpath(name).read_text(encoding="utf-8")
+    """Return a page of this package, which begins with its styles, with its `{{places}}` filled in."""
+    text = HEAD + files("loaderviz.workshop").joinpath(name).read_text(encoding="utf-8")
     language = "zh" if words.in_language({"en": "", "zh": "zh"}) else "en"
     return re.sub(r"\{\{(\w+)\}\}", lambda found: {**values, "language": language}[found[1]], text)

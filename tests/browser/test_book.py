@@ -55,13 +55,8 @@ def test_every_link_leads_to_a_page_and_a_place_and_every_part_is_in_the_book(pa
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_lesson_can_be_read_and_touched_without_network_or_kernel(pages, chromium, width):
-    page, problems = chromium.new_page(), []
-    page.set_viewport_size({"width": width, "height": 900})
-    page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    page.goto((pages / "notebooks" / f"{LESSON}.html").as_uri())
+def test_a_lesson_can_be_read_and_touched_without_network_or_kernel(pages, quiet, width):
+    page = quiet(pages / "notebooks" / f"{LESSON}.html", width=width)
     page.wait_for_function("[...document.querySelectorAll('.lv-view')].every(each => each.lv)")
     page.wait_for_selector(".js-plotly-plot .main-svg")
     assert page.locator(".lv-view").count() >= 1
@@ -70,19 +65,13 @@ def test_a_lesson_can_be_read_and_touched_without_network_or_kernel(pages, chrom
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator(".lv-open a").first.click()
     assert page.url.endswith("index.html#open")
-    assert problems == []
-    page.close()
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_slider_of_the_explorer_moves_in_the_book_without_a_kernel(pages, chromium, width):
+def test_a_slider_of_the_explorer_moves_in_the_book_without_a_kernel(pages, quiet, width):
     from loaderviz.widgets import explore
 
-    page, problems = chromium.new_page(), []
-    page.set_viewport_size({"width": width, "height": 900})
-    page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.goto((pages / "notebooks" / f"{EXPLORING}.html").as_uri())
+    page = quiet(pages / "notebooks" / f"{EXPLORING}.html", width=width)
     explorer = explore(gpu="laptop", batch_size=2048, sample_bytes=3136)  # the lesson's machine and batch
     words = page.locator(".lv-explorer .lv-words")
     words.wait_for()
@@ -93,5 +82,3 @@ def test_a_slider_of_the_explorer_moves_in_the_book_without_a_kernel(pages, chro
     drawn = "Array.from(document.querySelector('.lv-explorer').lv.view.model.columns.start)"
     assert page.evaluate(drawn) == explorer.view.parts[0].bars.start.tolist()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert problems == []
-    page.close()

@@ -11,16 +11,10 @@ DRAWN = "() => [...document.querySelectorAll('.lv-view')].every(each => each.lv 
 
 
 @pytest.mark.parametrize("name", ["emulated_prefetch", "race"])
-def test_a_page_of_a_former_version_is_drawn(name, chromium, tmp_path):
-    page_file, problems = tmp_path / f"{name}.html", []
-    page_file.write_bytes(gzip.decompress((HERE / f"{name}.html.gz").read_bytes()))
-    context = chromium.browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.on("request", lambda request: request.url.startswith("file:") or problems.append(request.url))
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.goto(page_file.as_uri())
+def test_a_page_of_a_former_version_is_drawn(name, quiet, tmp_path):
+    text = gzip.decompress((HERE / f"{name}.html.gz").read_bytes()).decode()
+    page = quiet(tmp_path / f"{name}.html", text)
     page.wait_for_function(DRAWN)
     lanes = page.evaluate("document.querySelector('.lv-view').lv.model.head.parts[0].lanes.length")
     bars = page.evaluate("document.querySelector('.lv-view').lv.model.columns.start.length")
-    context.close()
-    assert lanes >= 2 and bars > 8 and problems == []
+    assert lanes >= 2 and bars > 8

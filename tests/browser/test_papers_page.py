@@ -9,31 +9,18 @@ from loaderviz.workshop import papers
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture
-def page(chromium):
-    page, asked = chromium.new_page(), []
-    page.on("request", lambda request: asked.append(request.url))
-    yield page
-    page.close()
-    assert all(url.startswith(("file:", "data:", "blob:")) for url in asked)
-
-
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("more", [0, 40])
-def test_the_handout_has_two_pages(page, tmp_path, monkeypatch, language, more):
+def test_the_handout_has_two_pages(quiet, tmp_path, monkeypatch, language, more):
     monkeypatch.setenv("LOADERVIZ_LANGUAGE", language)
     asked = {f"3.{number}": {"title": "A title of usual length"} for number in range(100, 100 + more)}
     monkeypatch.setattr(papers, "ASKED", papers.ASKED | asked)
-    (tmp_path / "handout.html").write_text(papers.handout(), encoding="utf-8")
-    page.goto((tmp_path / "handout.html").as_uri())
-    paper = page.pdf(prefer_css_page_size=True)
+    paper = quiet(tmp_path / "handout.html", papers.handout()).pdf(prefer_css_page_size=True)
     assert len(re.findall(rb"/Type\s*/Page\b", paper)) == 2
 
 
-def test_each_slide_is_whole_and_keys_go_on(page, tmp_path):
-    page.set_viewport_size({"width": 1280, "height": 800})
-    (tmp_path / "slides.html").write_text(papers.slides("03"), encoding="utf-8")
-    page.goto((tmp_path / "slides.html").as_uri())
+def test_each_slide_is_whole_and_keys_go_on(quiet, tmp_path):
+    page = quiet(tmp_path / "slides.html", papers.slides("03"))
     page.wait_for_function("document.querySelector('section > div').style.zoom > 0")
     each = "[...document.querySelectorAll('section')].map(each => each.{} - each.{})"
     assert max(page.evaluate(each.format("scrollHeight", "clientHeight"))) <= 1

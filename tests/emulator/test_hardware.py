@@ -220,14 +220,30 @@ RTX_5090 = ["pcie5*", 1792, "32 GiB", 104.8, 104.8, 209.5, 1.64, 170, [12, 0], "
 def test_a_card_of_a_new_capability_takes_nothing_over_from_another_generation(monkeypatch, architecture):
     """A row of it is refused until the table of capabilities has one, too; the same for a `Gpu` of one's own."""
     with pytest.raises(HardwareError, match=r'RTX 5090 has compute capability 12.0.*\[gpu.capabilities\] "12.0" = '):
-        hardware._card("rtx5090", architecture, *RTX_5090)
+        hardware._card("rtx5090", [architecture, *RTX_5090])
     with pytest.raises(HardwareError, match=r"capability 10\.3.*tiles=\.\.\., threads_per_sm=\.\.\."):
         replace(Gpu.preset("b200"), capability=(10, 3), tiles=0)
     given = replace(Gpu.preset("b200"), capability=(10, 3), tiles=2, threads_per_sm=1024)
     assert (given.tiles, given.threads_per_sm) == (2, 1024)
     monkeypatch.setitem(hardware.DATA["gpu"]["capabilities"], "12.0", [1536, 2, 100])
-    card = hardware._card("rtx5090", architecture, *RTX_5090)
+    card = hardware._card("rtx5090", [architecture, *RTX_5090])
     assert (card.threads_per_sm, card.tiles) == (1536, 2)
+
+
+@pytest.mark.parametrize(
+    ("row", "count", "column"),
+    [
+        (["ada", *RTX_5090[:6], *RTX_5090[7:]], 10, "multiprocessors"),  # a rate is missing
+        (["ada", *RTX_5090[:-1]], 10, "name"),
+        (["ada", "pcie5*", "1792", *RTX_5090[2:]], 11, "GB/s of memory"),
+        (["ada", *RTX_5090, 1], 12, "one more"),
+        ([], 0, "architecture"),
+    ],
+)
+def test_a_row_of_a_card_that_lacks_a_number_is_named_with_its_columns(row, count, column):
+    said = f"row of 'mine' .*, has {count} values, of which that for {column} does not fit; give these 11: archi.*name"
+    with pytest.raises(HardwareError, match=said):
+        hardware._card("mine", row)
 
 
 def test_multiprocessors_are_those_of_nvidias_table():

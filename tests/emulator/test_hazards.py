@@ -423,8 +423,8 @@ def accessed(start, end, batch=-1, sequence=1):
     """A write on a stream that took place then; with a start of None, by the host."""
     if start is None:
         return LastAccess(0, HostWork("fill", batch, "train.py:2"), True, (), "", None)
-    work = Command(Stream(1, 13), "mm", Kind.COMPUTE, Engine.COMPUTE, 1, 0, batch=batch)
-    work.start, work.end = start, end
+    work = Command(Stream(1, 13), "mm", Kind.COMPUTE, Engine.COMPUTE, 1)
+    work.start, work.end, work.batch = start, end, batch
     return LastAccess(sequence, work, True, (), "", None)
 
 

@@ -191,29 +191,21 @@ def test_random_damage_never_escapes(tmp_path_factory, seed):
 
 
 FOREIGN = {
-    "empty": (b"", "an empty file"),
-    "blank": (b"  \n ", "a file of blanks"),
+    "empty": (b"", "an empty file"), "blank": (b"  \n ", "a file of blanks"),
     "text": (b"hello\nworld", "a text file; its first line is 'hello'"),
     "csv": (b"a,b\n1,2\n", "a text file; its first line is 'a,b'"),
-    "html": (b"<!DOCTYPE html><html>", "an HTML or XML page"),
-    "zip": (b"PK\x03\x04abc", "; unpack it"),
+    "html": (b"<!DOCTYPE html><html>", "an HTML or XML page"), "parquet": (b"PAR1\x15\x04", "a Parquet table"),
+    "zip": (b"PK\x03\x04abc", "; unpack it"), "zstd": (b"\x28\xb5\x2f\xfdabc", "a zstd archive"),
     "zip with a trace as it is": (b'PK\x03\x04..{"traceEvents": [{"ph": "X"}]}', "; unpack it"),
-    "parquet": (b"PAR1\x15\x04", "a Parquet table"),
     "utf-16": ('{"traceEvents": []}'.encode("utf-16"), "text in UTF-16; save it as UTF-8"),
-    "null": (
-        b'{"schemaVersion": 1, "traceEvents": null}',
-        "its 'traceEvents' is null, so the profiler recorded nothing",
-    ),
-    "zstd": (b"\x28\xb5\x2f\xfdabc", "a zstd archive"),
-    "png": (b"\x89PNG\r\n", "a PNG picture"),
-    "pickle": (b"\x80\x04\x95", "a Python pickle"),
-    "binary": (b"\x01\x00\x02", "a binary file"),
+    "null": (b'{"schemaVersion": 1, "traceEvents": null}', "'traceEvents' is null, so the profiler recorded nothing"),
+    "png": (b"\x89PNG\r\n", "a PNG picture"), "pickle": (b"\x80\x04\x95", "a Python pickle"),
+    "binary": (b"\x01\x00\x02", "a binary file"), "list": (b"[1, 2]", "JSON list without events"),
     "json": (b'{"a": 1, "b": {"c": 2}}', "JSON without 'traceEvents' (it has a, b, c)"),
-    "list": (b"[1, 2]", "JSON list without events"),
     "notebook": (b'{"cells": [], "nbformat": 4}', "a Jupyter notebook"),
     "execution trace": (b'{"schema": "1.0", "pid": 3, "nodes": []}', "a PyTorch execution trace"),
     "nsys report": (b"\x00\x01 QuadDCommon", "an Nsight Systems report; export it with `nsys export"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", FOREIGN)

@@ -466,14 +466,13 @@ def test_marks_of_the_loaders_hold_until_the_next(tmp_path):
         note("prefetch of batch 1", BASE + 2, 4),
         call("cudaMemcpyAsync", BASE + 3, 2, 1),
         copy(BASE + 9, 5, 1),
-        note("batch 0: 64 samples", BASE + 10, 1),
-        call("cudaLaunchKernel", BASE + 20, 2, 2),
-        work("k", BASE + 30, 5, 2),
-        note("batch 1: 64 samples", BASE + 50, 1),
-        call("cudaLaunchKernel", BASE + 60, 2, 3),
-        work("k", BASE + 70, 5, 3),
     ]
-    timeline = read_events(tmp_path, *events)
+
+    def step(n, at):
+        launch = call("cudaLaunchKernel", at + 20, 2, 2 + n)
+        return [note(f"batch {n}: 64 samples", at + 10, 1), launch, work("k", at + 30, 5, 2 + n)]
+
+    timeline = read_events(tmp_path, *events, *trace_files.repeated(2, 40, step))
     assert [row.batch for row in timeline.rows(Kind.COPY_H2D, Kind.COMPUTE)] == [1, 0, 1]
     assert [(row.start, row.end) for row in timeline.rows(Kind.RANGE) if row.name.startswith("batch")] == [
         (8_000, 48_000),

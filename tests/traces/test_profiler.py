@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.profiler import record_function
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from trace_files import notes, record_cpu, steps_of
 
 import loaderviz as lv
@@ -454,7 +454,7 @@ def test_the_end_of_a_stream_is_a_fetch_without_a_batch():
 
 
 def test_steps_to_wait_for_are_those_of_the_outer_loader():
-    timeline = record_cpu(lambda: list(DataLoader(Within(), 1)), wait=1, steps=2)
+    timeline = record_cpu(lambda: list(DataLoader(factory.Samples(within), 1)), wait=1, steps=2)
     assert steps_of(timeline) == ["batch 1: 1 samples", "batch 2: 1 samples"]
 
 
@@ -468,16 +468,11 @@ def test_the_line_that_draws_batches_is_no_other_work():
     assert sum(lines[line] for line in drawing) < LOOKS  # one, where other programs have the cores
 
 
-class Within(Dataset):
-    """Each sample is a batch of another loader."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        with lv.costs(5e-3):
-            pass
-        return next(iter(loader_of(4, 3)))[0]
+def within(_):
+    """A sample that is a batch of another loader."""
+    with lv.costs(5e-3):
+        pass
+    return next(iter(loader_of(4, 3)))[0]
 
 
 def test_a_call_of_torch_in_which_the_program_was_seen_has_its_line():

@@ -6,16 +6,15 @@ RIGHT["3.1"] is a list of functions; WRONG["3.1"] a list of (function, what the 
 from __future__ import annotations
 
 import itertools
-import queue
 import random
 import re
-import threading
 import time
 from collections import deque
 from functools import lru_cache
 from typing import ClassVar
 
 import torch
+from factory import through_a_thread
 from torch.utils.data import DataLoader
 
 import loaderviz as lv
@@ -194,15 +193,7 @@ def loader_ring(batches, depth=2):
 
 def with_a_thread(batches):
     """A thread asks the source, the main thread calls CUDA."""
-    ready = queue.Queue(2)
-
-    def work():
-        for batch in batches:
-            ready.put(batch)
-        ready.put(None)
-
-    threading.Thread(target=work, daemon=True).start()
-    return PrefetchLoader(iter(ready.get, None))
+    return PrefetchLoader(through_a_thread(batches))
 
 
 def all_at_once(batches, *_):

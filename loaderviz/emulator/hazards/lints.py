@@ -9,9 +9,6 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
-from inspect import CO_OPTIMIZED
-from sys import _getframe, getrefcount
-from types import FrameType
 
 from loaderviz import words
 from loaderviz.emulator.device import Command, Stream
@@ -183,28 +180,6 @@ def assigned(source: str, function: str) -> str:
         if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(function)
     ]
     return made[0] if len(made) == 1 and re.fullmatch(r"[\w.]+", made[0]) else ""
-
-
-# References to the locals of a frame: its own, ours and getrefcount's; the program may hold one more.
-FRAME_AND_HERE = 3
-
-
-def tensors_used(source: str) -> list[str]:
-    """Return the variables of a program line that hold tensors now; none if its function is over or it is not known."""
-    file, statement = source.rpartition(":")[0], _statement(source)
-    parts = ast.walk(statement) if statement else ()
-    names = [node.id for node in parts if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    frame: FrameType | None = _getframe()
-    while names and frame is not None:
-        held = frame.f_locals if frame.f_code.co_filename == file else {}
-        found = [name for name in dict.fromkeys(names) if hasattr(held.get(name), "record_stream")]
-        # Before Python 3.13 a function's frame keeps this dict, and so the tensors in it beyond their time.
-        if type(held) is dict and frame.f_code.co_flags & CO_OPTIMIZED and getrefcount(held) == FRAME_AND_HERE:
-            held.clear()
-        if found:
-            return found
-        frame = frame.f_back
-    return []
 
 
 def _statement(source: str) -> ast.stmt | None:

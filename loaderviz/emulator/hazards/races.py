@@ -29,7 +29,7 @@ from loaderviz.emulator.hazards.happens_before import (
     HostWork,
     LastAccess,
 )
-from loaderviz.emulator.hazards.lints import Linter, tensors_used
+from loaderviz.emulator.hazards.lints import Linter
 from loaderviz.timeline import TimelineBuilder
 
 KEPT = 8  # conflicts of one kind that are kept, to show the one that overlaps most
@@ -128,7 +128,6 @@ class Races:
         self._builder = builder
         self._missing: dict[tuple[int, int, str], MissingEdge] = {}  # by both streams, and the line that should wait
         self._last: dict[tuple[int, int], MissingEdge] = {}  # of both streams
-        self._tensors: dict[str, list[str]] = {}  # line -> the variables of it that hold tensors
 
     def access(
         self,
@@ -222,8 +221,6 @@ class Races:
         """
         second.work.in_race = True
         stream, other = _stream(second.work), _stream(first.work)
-        if first.work.source not in self._tensors:  # to be asked while the program is there
-            self._tensors[first.work.source] = tensors_used(first.work.source)
         pair = other.id if other else HOST, stream.id if stream else HOST
         edge = self._last.get(pair)
         if edge is None or first.sequence > edge.up_to:
@@ -265,9 +262,7 @@ class Races:
         early = f"{second.place} does wait for {first.place} at {short(waited)}, but earlier"
         names = [self.linter.name_of(_stream(access.work)) for access in (before, after)]
         one, other = _variables((first, second), names)
-        tensors = [f"`{tensor}.record_stream({one})`" for tensor in self._tensors.get(before.work.source, ())]
         values = {
-            "recorded": " and ".join(tensors) or f"`tensor.record_stream({one})` for each tensor",
             "first": first,
             "second": second,
             "one": one,

@@ -12,12 +12,15 @@ import multiprocessing.spawn
 import os
 import sys
 import traceback
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _python_dispatch
 from torch.utils._device import DeviceContext
 
+from loaderviz.batches import HAND_OUT
+from loaderviz.emulator.device import Command
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards import Hazards, Lints
 from loaderviz.emulator.host import costs
@@ -44,8 +47,9 @@ from loaderviz.emulator.torch.tensors import ATTRIBUTE
 from loaderviz.errors import LoadervizError, NestedRecordingError
 from loaderviz.imports import REFUSING, preparing
 from loaderviz.loaders import base as loaders
-from loaderviz.timeline import Timeline
+from loaderviz.timeline import Kind, Timeline
 
+Batch = TypeVar("Batch")
 KEEP = ("loaderviz.emulator", "loaderviz.timeline", "torch.overrides")  # modules that keep what they have by name
 ASKS = [name for name in vars(torch.overrides) if name.startswith("has_torch_function")]
 SEES = Functions.__torch_function__.__code__, Operators.__torch_dispatch__.__code__
@@ -239,6 +243,31 @@ class EmulatedCuda:
         if tell := getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None):  # torch 2.13
             tell(_python_dispatch._is_in_any_mode_without_ignore_compile_internals)
         Session.active = EmulatedCuda._running = None
+
+
+# What others may ask of the recording that runs; each raises `NoRecordingError` outside of one
+
+
+def now() -> int:
+    """Return the time of the emulated host [ns]."""
+    return Session.running("now()").runtime.now
+
+
+def handed_out(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Give batches as a DataLoader whose workers keep up: each carries its number, and costs only the hand-out."""
+    session = Session.running("handed_out()")
+    for number, batch in enumerate(batches, session.batches.new_iterator()):
+        dataloader.mark(session, batch, number)
+        session.mark_source(number)
+        session.runtime.host_work(session.runtime.host.hand_out, HAND_OUT, Kind.OPERATOR)
+        yield batch
+
+
+def last_writers(tensor: torch.Tensor) -> list[Command]:
+    """Return the kernels and copies that were the last to write to a tensor's memory; none where races go unseen."""
+    races, start = Session.running("last_writers()").runtime.races, tensor.data_ptr()
+    cells = races.memory.cells_in(start, start + tensor.nbytes) if races else ()
+    return [write.work for cell in cells for write in cell.writes.values() if isinstance(write.work, Command)]
 
 
 def _say_what_was_emulated(error: Exception, gpu: str) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from loaderviz import words
 from loaderviz.emulator.host import costs
-from loaderviz.emulator.torch.session import Session
+from loaderviz.emulator.torch import now
 from loaderviz.metrics import summarize
 from loaderviz.recording import record
 from loaderviz.timeline import Kind, Timeline
@@ -85,7 +85,7 @@ class Training(CheckLoop):
         super().step(images.flatten(1), labels)
         if len(self.seen) == PER_EPOCH * (EPOCHS - 1):
             torch.cuda.synchronize()
-            self.since = Session.running("the loop of an exercise").runtime.now
+            self.since = now()
 
 
 def _pictures(chance: random.Random) -> Data:

@@ -96,7 +96,8 @@ def loader_e(batches):
         side.wait_stream(main)
         copies, arrived = copy_ahead(batch, side)
         main.wait_event(arrived)
-        ready = [claim(copies, main)]
+        claim(copies, main)
+        ready = [copies]
     yield from ready
 
 

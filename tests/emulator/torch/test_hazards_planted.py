@@ -86,8 +86,8 @@ def test_every_prefetcher_gives_its_data_and_its_overlap_and_is_judged_rightly(n
             assert "images.sum()" in line(reader.source) and reader.stream == 7
             assert any(words in line(writer.source) for words in WRITERS) and writer.stream != 7
             if "record_stream(" in hazard.edge + hazard.fix and "does not help" not in hazard.fix:
-                current = "record_stream(torch.cuda.current_stream())"
-                assert f"add `images.{current}` and `labels.{current}`;" in hazard.fix
+                current = "`tensor.record_stream(torch.cuda.current_stream())`"
+                assert f"add {current} for each tensor;" in hazard.fix
         assert hazard.second.batch == -1 or hazard.batches
     counts = [hazard.count for hazard in record.hazards]
     # All but the first few batches, or as often as memory comes back; of the two tensors of a batch one is told.

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -297,7 +298,7 @@ def test_events_queues_and_locks_of_a_workers_own_are_no_locks_of_all():
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])
 @pytest.mark.parametrize("acquires", [False, True])
 def test_workers_that_are_started_anew_share_their_locks_too(start, acquires):
-    data = Guarded(multiprocessing.get_context(start).Lock(), acquires)
+    data = Samples(partial(guarded, multiprocessing.get_context(start).Lock(), acquires), 6 * BATCH)
     with lv.record(on="a100", host=HOST) as recording:
         for x in DataLoader(data, BATCH, num_workers=2, multiprocessing_context=start):
             x.cuda().sum()
@@ -305,19 +306,11 @@ def test_workers_that_are_started_anew_share_their_locks_too(start, acquires):
     assert {after - before for before, after in pairwise(ends)} == {BATCH * HELD}
 
 
-class Guarded(torch.utils.data.Dataset):
-    """A data set that can be pickled."""
-
-    def __init__(self, lock, acquires):
-        self.lock, self.acquires = lock, acquires
-
-    def __len__(self):
-        return 6 * BATCH
-
-    def __getitem__(self, index):
-        with acquiring(self.lock) if self.acquires else self.lock:
-            time.sleep(HELD / 1e9)
-        return torch.zeros(1)
+def guarded(lock, acquires, _):
+    """A sample for which a lock is held; it can be pickled, as a function of a test cannot."""
+    with acquiring(lock) if acquires else lock:
+        time.sleep(HELD / 1e9)
+    return torch.zeros(1)
 
 
 @needs_fork

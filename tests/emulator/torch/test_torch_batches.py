@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz.batches import LOADER_NEXT
+from loaderviz.emulator.torch import handed_out, last_writers, now
+from loaderviz.emulator.torch.session import NoRecordingError
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
 from loaderviz.timeline import Kind
 
@@ -144,3 +146,22 @@ def test_a_program_that_asked_for_a_gpu_too_early_is_told_its_line(asks, tmp_pat
         program["train"]()
         torch.ones(1, device="cuda")
     assert recording.timeline.context.notes == ()
+
+
+# What others may ask of a recording
+
+
+def test_a_recording_tells_its_time_and_who_wrote_last_and_hands_out_batches_that_carry_their_numbers():
+    with lv.record(on="a100", host="laptop") as recording:
+        begin, source = now(), [torch.full((1000,), float(number)).pin_memory() for number in range(3)]
+        batches = [batch.to("cuda", non_blocking=True) for batch in handed_out(source)]
+        summed = sum(batches)
+        assert now() > begin
+        assert [{each.kind for each in last_writers(tensor)} for tensor in (batches[1], summed)] == [
+            {Kind.COPY_H2D},
+            {Kind.COMPUTE},
+        ]
+    assert [copy.batch for copy in recording.timeline.rows(Kind.COPY_H2D)] == [0, 1, 2]
+    for ask in (now, lambda: next(handed_out([])), lambda: last_writers(torch.ones(1))):
+        with pytest.raises(NoRecordingError, match="belongs to an emulated GPU whose recording has ended"):
+            ask()
