@@ -233,6 +233,11 @@ def _install_clock(scheduler: Scheduler, patches: Patches) -> None:
 def _install_thread(scheduler: Scheduler, patches: Patches, is_virtual: Callable[[], bool]) -> None:
     runtime = scheduler.runtime
 
+    def turn_of(thread: Any) -> Any:
+        """Return a thread's turn; None where time is real, or where it is of an earlier recording."""
+        turn = getattr(thread, TURN, None) if scheduler.here() else None
+        return turn if turn and turn.scheduler is scheduler else None
+
     @patches.around(concurrent.futures.ThreadPoolExecutor, "__init__")
     def pool(begin: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
@@ -241,8 +246,8 @@ def _install_thread(scheduler: Scheduler, patches: Patches, is_virtual: Callable
 
     @patches.around(threading.Thread, "join")
     def join(real: Callable[..., None], thread: Any, timeout: float | None = None) -> None:
-        turn, mine = getattr(thread, TURN, None), scheduler.here()
-        if turn is not None and mine is not None and turn is not mine:
+        turn = turn_of(thread)
+        if turn is not None and turn is not scheduler.running:
             with scheduler.seen():
                 until = None if timeout is None else runtime.now + max(0, round(timeout * SECOND))
                 while scheduler.alive and not turn.done:
@@ -255,8 +260,8 @@ def _install_thread(scheduler: Scheduler, patches: Patches, is_virtual: Callable
 
     @patches.around(threading.Thread, "is_alive")
     def is_alive(real: Callable[..., bool], thread: Any) -> bool:
-        turn = getattr(thread, TURN, None)
-        if turn is None or not scheduler.here():
+        turn = turn_of(thread)
+        if turn is None:
             return real(thread)
         scheduler.look()
         scheduler.learn(turn.known)
