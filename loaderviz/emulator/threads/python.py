@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import concurrent.futures.thread
+import multiprocessing.queues
 import os
 import queue
 import selectors
@@ -18,6 +19,7 @@ import time
 from asyncio.base_events import BaseEventLoop
 from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Callable
+from multiprocessing.pool import Pool, ThreadPool
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -36,7 +38,10 @@ jupyter_client traitlets tqdm.std tqdm._monitor _pytest pytest hypothesis loader
 multiprocess joblib.externals.loky fsspec aiohttp urllib3 wandb ray
 """
 REAL = tuple(f"{name}." for name in NEED_REAL_TIME.split())
-BETWEEN = ("threading", "queue", "concurrent.futures._base", "concurrent.futures.thread")  # they make them for others
+BETWEEN = (  # they make them for others
+    "threading", "queue", "concurrent.futures._base", "concurrent.futures.thread", "multiprocessing.dummy",
+)  # fmt: skip
+POOL = "multiprocessing.pool"  # of processes, or of threads
 PATCHED = ("loaderviz.emulator.threads.python", "loaderviz.emulator.torch.patches")
 OWN_EVENT = threading.Thread.__init__.__code__  # what a thread says it has started with: to `start`, at once
 TURN = "_loaderviz_turn"  # of a thread of the program
@@ -150,13 +155,19 @@ def is_ours(depth: int = 2) -> bool:
         if frame.f_code is OWN_EVENT:
             return False
         frame = frame.f_back
+    pool = frame
+    while pool is not None and pool.f_globals.get("__name__") == POOL:
+        if any(isinstance(pool.f_locals.get(name), ThreadPool) for name in ("self", "pool")):
+            return True
+        pool = pool.f_back
     return frame is not None and not is_real(frame.f_globals.get("__name__"))
 
 
 def is_real(thread_or_module: Any) -> bool:
     """Tell whether the threads and locks of a module are real, or a thread, by what it runs: a server's loop is."""
     if isinstance(thread := thread_or_module, threading.Thread):
-        return is_real(getattr(getattr(thread, "_target", None), "__module__", None) or type(thread).__module__)
+        module = getattr(getattr(thread, "_target", None), "__module__", None) or type(thread).__module__
+        return module != POOL and is_real(module)  # the threads of a pool of processes are not the program's to start
     return f"{thread_or_module}.".startswith(REAL)
 
 
@@ -218,6 +229,7 @@ def install(scheduler: Scheduler, patches: Patches) -> None:
     _install_thread(scheduler, patches, is_virtual)
     _install_looks(scheduler, patches)
     _install_loop(scheduler, patches, is_virtual)
+    _install_pool(scheduler, patches)
 
 
 def _install_clock(scheduler: Scheduler, patches: Patches) -> None:
@@ -354,3 +366,26 @@ def _select(
         else:
             scheduler.session.sleep(rest)
     return real(selector, 0)
+
+
+def _install_pool(scheduler: Scheduler, patches: Patches) -> None:
+    """A `ThreadPool` has a thread that waits for processes, of which there are none, and for a pipe of the pool's own.
+
+    The threads of the program write into that.
+    """
+    lines = WeakKeyDictionary[Any, list[Any]]()
+
+    @patches.around(Pool, "_wait_for_updates")
+    def wait(real: Callable[..., None], sentinels: Any, notifier: Any, timeout: float | None = None) -> None:
+        if scheduler.here():
+            with scheduler.seen():
+                if notifier.empty():
+                    scheduler.wait(lines.setdefault(notifier, []), "ThreadPool")
+            timeout = 0
+        real(sentinels, notifier, timeout)
+
+    @patches.around(multiprocessing.queues.SimpleQueue, "put")
+    def put(real: Callable[..., None], notifier: Any, item: Any) -> None:
+        real(notifier, item)
+        if line := lines.get(notifier):
+            scheduler.wake(line)

@@ -18,6 +18,9 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.dummy import Pool as DummyPool
+from multiprocessing.pool import ThreadPool
 
 import pytest
 import torch
@@ -806,6 +809,7 @@ def test_a_thread_of_an_earlier_recording_is_waited_for_as_it_is():
         assert not old.is_alive()
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_forked_child_collects_garbage_as_ever():
     before = gc.get_threshold()
     with lv.record(on="a100"), beside(partial(time.sleep, 1e-3)):
@@ -817,3 +821,31 @@ def test_a_forked_child_collects_garbage_as_ever():
         assert os.read(reader, 10) == b"as ever"
         os.waitpid(child, 0)
     assert gc.get_threshold() == before
+
+
+def of_a_thread_pool(device):
+    def load(number):
+        work(1e-4 * (number % 3 + 1))
+        time.sleep(1e-4)
+        return torch.full((8,), float(number)).to(device).sum().item()
+
+    with ThreadPool(3) as pool:
+        loaded = [*pool.map(load, range(6)), *sorted(pool.imap_unordered(load, range(4)))]
+        loaded.append(pool.apply_async(load, (5,)).get(timeout=1))
+    pool = DummyPool(2)
+    loaded += pool.starmap(load, [(1,), (2,)])
+    pool.close()
+    pool.join()
+    return loaded
+
+
+def test_a_pool_of_threads_is_in_virtual_time_and_one_of_processes_is_not():
+    plain, seen = of_a_thread_pool("cpu"), []
+    for _ in range(10):
+        with lv.record(on="a100", host="laptop") as recording:
+            assert of_a_thread_pool("cuda") == plain
+        seen.append(table(recording.timeline))
+    assert all(each == seen[0] for each in seen) and len(seen[0][0]) > 8
+    with lv.record(on="a100") as recording, beside(partial(time.sleep, 1)), get_context("spawn").Pool(1) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+    assert len([lane for lane in recording.timeline.lanes if "thread" in lane.name]) == 1
