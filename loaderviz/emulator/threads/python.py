@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import concurrent.futures.thread
+import multiprocessing.connection
 import multiprocessing.queues
 import os
 import queue
@@ -54,6 +55,10 @@ LOOKS = (
 RealQueue = queue.SimpleQueue
 TELL = (threading.Event, "set"), (queue.Queue, "put"), (concurrent.futures.Future, "set_result")
 LEARN = (threading.Event, "wait"), (queue.Queue, "get"), (concurrent.futures.Future, "result")
+PROCESSES_TAKE = (
+    "the program looked in vain whether another process had sent something: how often depends on this machine, and "
+    "each look took as long as it may wait"
+)
 LINE = "_loaderviz_line"  # of the selector of an event loop: who waits in it
 
 
@@ -230,6 +235,7 @@ def install(scheduler: Scheduler, patches: Patches) -> None:
     _install_looks(scheduler, patches)
     _install_loop(scheduler, patches, is_virtual)
     _install_pool(scheduler, patches)
+    _install_processes(scheduler, patches)
 
 
 def _install_clock(scheduler: Scheduler, patches: Patches) -> None:
@@ -389,3 +395,30 @@ def _install_pool(scheduler: Scheduler, patches: Patches) -> None:
         real(notifier, item)
         if line := lines.get(notifier):
             scheduler.wake(line)
+
+
+def _install_processes(scheduler: Scheduler, patches: Patches) -> None:
+    """Who waits for a process in vain waits in virtual time, too: else a loop of such looks would hold all others."""
+
+    def passes(timeout: float | None) -> None:
+        frame: Any = sys._getframe(2)
+        while (frame.f_globals.get("__name__") or "").startswith(PATCHED):
+            frame = frame.f_back
+        if scheduler.here() and not is_real(frame.f_globals.get("__name__")):
+            scheduler.session.note(PROCESSES_TAKE)
+            with scheduler.seen():
+                scheduler.session.sleep(max(0, round((timeout or 0) * SECOND)))
+
+    @patches.pricing.around(multiprocessing.queues.Queue, "get")  # as what else stands there, where Python is measured
+    def get(real: Callable[..., Any], waited_for: Any, block: bool = True, timeout: float | None = None) -> Any:
+        try:
+            return real(waited_for, block, timeout)
+        except queue.Empty:
+            passes(timeout if block else 0)
+            raise
+
+    @patches.around(multiprocessing.connection._ConnectionBase, "poll")
+    def poll(real: Callable[..., bool], connection: Any, timeout: float | None = 0.0) -> bool:
+        if not (there := real(connection, timeout)):
+            passes(timeout)
+        return there

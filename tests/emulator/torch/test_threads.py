@@ -18,7 +18,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import Pipe, get_context
 from multiprocessing.dummy import Pool as DummyPool
 from multiprocessing.pool import ThreadPool
 
@@ -849,3 +849,27 @@ def test_a_pool_of_threads_is_in_virtual_time_and_one_of_processes_is_not():
     with lv.record(on="a100") as recording, beside(partial(time.sleep, 1)), get_context("spawn").Pool(1) as pool:
         assert pool.map(abs, [-1, -2]) == [1, 2]
     assert len([lane for lane in recording.timeline.lanes if "thread" in lane.name]) == 1
+
+
+@pytest.mark.parametrize("looks", ["get", "poll"])
+def test_a_thread_that_looks_for_what_a_process_sends_lets_time_pass(looks):
+    """As torchdata's ParallelMapper does with processes, while the main thread sleeps: that never came to an end."""
+    messages, (reader, writer), over, found = get_context("spawn").Queue(), Pipe(), [], []
+
+    def look():
+        while not over:
+            with contextlib.suppress(queue.Empty):
+                found.extend([reader.recv()] if looks == "poll" and reader.poll(0.02) else [])
+                found.extend([messages.get(timeout=0.02)] if looks == "get" else [])
+
+    with lv.record(on="a100") as recording:
+        [thread] = started(look)
+        time.sleep(0.05)
+        messages.put(1)
+        writer.send(1)
+        time.sleep(0.1)
+        over.append(True)
+        thread.join()
+        torch.ones(2, device="cuda").sum().item()
+    assert found == [1] and any("another process" in note for note in recording.timeline.context.notes)
+    messages.close()
