@@ -6,6 +6,9 @@ happens in the order of virtual time, and a program gives the same timeline howe
 two points a thread runs ahead: what it lets go of says from when on that is free. The device is worked out as far as
 the earliest thread has come, so that who waits for it does not hide what others put in before.
 
+A finalizer of garbage in a cycle may end threads and take locks; so Python looks for such garbage when virtual time
+says so (`Scheduler.collect`): by itself it would do so after so many objects, and a first run makes more of them.
+
 python.py has what threads wait with: locks, and by them conditions, events, queues and futures.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import _thread
 import copy
+import gc
 import re
 import sys
 import threading
@@ -54,6 +58,7 @@ LET_GO = (
     "from {} on the program's threads ran in real time, and what they do is not in the timeline, which may depend on "
     "this machine: {}"
 )
+YOUNG, OLD = 200, 4000  # points between two collections of young garbage; after how many comes the first one of all
 ASKS, EAGER, PAUSE = 50, 1000, 1000  # ns that a look costs; after how many without a pause [ns] each costs more
 
 
@@ -84,10 +89,10 @@ class HostThread:
 
 
 class Turn:
-    """A thread of the program, and when it is its turn: at `at` ns, if it is in no `line`."""
+    """A thread of the program, and when its scheduler gives it its turn: at `at` ns, if it is in no `line`."""
 
-    def __init__(self, number: int, name: str, parts: list[tuple[Any, dict[str, Any]]]) -> None:
-        self.number, self.name, self.parts = number, name, parts
+    def __init__(self, scheduler: Scheduler, number: int, name: str, parts: list[tuple[Any, dict[str, Any]]]) -> None:
+        self.scheduler, self.number, self.name, self.parts = scheduler, number, name, parts
         self.baton = _thread.allocate_lock()
         self.baton.acquire()
         self.ident = self.at = self.version = self.looks = self.looked = 0
@@ -126,7 +131,8 @@ class Scheduler:
         self.running: Turn | None = None  # who has the baton
         self.main: Turn | None = None
         self.outside: deque[list[Turn]] = deque()  # lines that a thread outside the recording has moved
-        self.points = 0
+        self.points, self._young, self._old = 0, YOUNG, OLD  # how many there were, and after how many to collect
+        self._collects: tuple[int, ...] = ()  # Python's own thresholds, while it does not collect by them
         self.shares_gpu = False  # a second thread has used it
         self.let_go_for = ""  # why threads have turns no more, if they had
         self._turns: list[Turn] = []  # of threads that have not ended
@@ -149,8 +155,12 @@ class Scheduler:
     def begin(self) -> Turn:
         """A second thread is about to start: from now on time passes from thread to thread."""
         if self.main is None:
+            if gc.isenabled() and not self.session.measured:
+                gc.collect()  # what is older than this block
+                self._collects = gc.get_threshold()
+                gc.set_threshold(0)
             own = HostThread(self.session.stream)
-            self.main = self.running = Turn(next(self._numbers), "the main thread", self._parts(own, 0))
+            self.main = self.running = Turn(self, next(self._numbers), "the main thread", self._parts(own, 0))
             self.main.ident = threading.get_ident()
             self._turns.append(self.main)
             self.gil.take()
@@ -174,7 +184,7 @@ class Scheduler:
         if self.order:
             self.order.start(number)
         own.check, own.aside = self.session.check, self.at_rest()
-        turn = Turn(number, name, self._parts(own, runtime.builder.lane(name, "host", "thread", number)))
+        turn = Turn(self, number, name, self._parts(own, runtime.builder.lane(name, "host", "thread", number)))
         self._turns.append(turn)
         self._ready(turn, runtime.now)
         return turn
@@ -225,6 +235,17 @@ class Scheduler:
             self._pass(turn)
         self.gil.share()
 
+    def collect(self) -> None:
+        """Look for garbage in cycles now and then, mostly among young objects, and in the main thread if it has turns.
+
+        A finalizer that another thread is in may outlast the recording, and nothing is collected in the next one.
+        """
+        due = self._young + (0 if self.running is self.main else OLD)
+        if self._collects and self.points >= due and gc.isenabled() and self.here():
+            self._young, old = self.points + YOUNG, self.points >= self._old
+            self._old = 2 * self.points if old else self._old
+            gc.collect(2 if old else 0)
+
     def works(self, duration: int, gil: bool = True) -> None:
         """The thread that runs has so many ns to do: Python, which needs the interpreter's lock, or C without it."""
         if self.here() is None:
@@ -273,6 +294,7 @@ class Scheduler:
         self.gil.drop()
         moved = self.stand(line, self._place(call), until)
         self.gil.take()
+        self.collect()
         return moved
 
     def stand(
@@ -508,6 +530,8 @@ class Scheduler:
     def close(self) -> None:
         """The recording is over: what still waits goes on by itself, in real time."""
         self.alive = False
+        if self._collects and not gc.get_threshold()[0]:
+            gc.set_threshold(*self._collects)
         for turn in self._turns:
             if turn.ident != threading.get_ident():
                 turn.problem = turn.problem or self._problem

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import _thread
 import concurrent.futures.thread
+import multiprocessing.connection
+import multiprocessing.queues
 import os
 import queue
 import selectors
@@ -18,6 +20,7 @@ import time
 from asyncio.base_events import BaseEventLoop
 from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Callable
+from multiprocessing.pool import Pool, ThreadPool
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -36,7 +39,10 @@ jupyter_client traitlets tqdm.std tqdm._monitor _pytest pytest hypothesis loader
 multiprocess joblib.externals.loky fsspec aiohttp urllib3 wandb ray
 """
 REAL = tuple(f"{name}." for name in NEED_REAL_TIME.split())
-BETWEEN = ("threading", "queue", "concurrent.futures._base", "concurrent.futures.thread")  # they make them for others
+BETWEEN = (  # they make them for others
+    "threading", "queue", "concurrent.futures._base", "concurrent.futures.thread", "multiprocessing.dummy",
+)  # fmt: skip
+POOL = "multiprocessing.pool"  # of processes, or of threads
 PATCHED = ("loaderviz.emulator.threads.python", "loaderviz.emulator.torch.patches")
 OWN_EVENT = threading.Thread.__init__.__code__  # what a thread says it has started with: to `start`, at once
 TURN = "_loaderviz_turn"  # of a thread of the program
@@ -49,6 +55,10 @@ LOOKS = (
 RealQueue = queue.SimpleQueue
 TELL = (threading.Event, "set"), (queue.Queue, "put"), (concurrent.futures.Future, "set_result")
 LEARN = (threading.Event, "wait"), (queue.Queue, "get"), (concurrent.futures.Future, "result")
+PROCESSES_TAKE = (
+    "the program looked in vain whether another process had sent something: how often depends on this machine, and "
+    "each look took as long as it may wait"
+)
 LINE = "_loaderviz_line"  # of the selector of an event loop: who waits in it
 
 
@@ -150,13 +160,19 @@ def is_ours(depth: int = 2) -> bool:
         if frame.f_code is OWN_EVENT:
             return False
         frame = frame.f_back
+    pool = frame
+    while pool is not None and pool.f_globals.get("__name__") == POOL:
+        if any(isinstance(pool.f_locals.get(name), ThreadPool) for name in ("self", "pool")):
+            return True
+        pool = pool.f_back
     return frame is not None and not is_real(frame.f_globals.get("__name__"))
 
 
 def is_real(thread_or_module: Any) -> bool:
     """Tell whether the threads and locks of a module are real, or a thread, by what it runs: a server's loop is."""
     if isinstance(thread := thread_or_module, threading.Thread):
-        return is_real(getattr(getattr(thread, "_target", None), "__module__", None) or type(thread).__module__)
+        module = getattr(getattr(thread, "_target", None), "__module__", None) or type(thread).__module__
+        return module != POOL and is_real(module)  # the threads of a pool of processes are not the program's to start
     return f"{thread_or_module}.".startswith(REAL)
 
 
@@ -218,6 +234,8 @@ def install(scheduler: Scheduler, patches: Patches) -> None:
     _install_thread(scheduler, patches, is_virtual)
     _install_looks(scheduler, patches)
     _install_loop(scheduler, patches, is_virtual)
+    _install_pool(scheduler, patches)
+    _install_processes(scheduler, patches)
 
 
 def _install_clock(scheduler: Scheduler, patches: Patches) -> None:
@@ -233,6 +251,11 @@ def _install_clock(scheduler: Scheduler, patches: Patches) -> None:
 def _install_thread(scheduler: Scheduler, patches: Patches, is_virtual: Callable[[], bool]) -> None:
     runtime = scheduler.runtime
 
+    def turn_of(thread: Any) -> Any:
+        """Return a thread's turn; None where time is real, or where it is of an earlier recording."""
+        turn = getattr(thread, TURN, None) if scheduler.here() else None
+        return turn if turn and turn.scheduler is scheduler else None
+
     @patches.around(concurrent.futures.ThreadPoolExecutor, "__init__")
     def pool(begin: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
@@ -241,8 +264,8 @@ def _install_thread(scheduler: Scheduler, patches: Patches, is_virtual: Callable
 
     @patches.around(threading.Thread, "join")
     def join(real: Callable[..., None], thread: Any, timeout: float | None = None) -> None:
-        turn, mine = getattr(thread, TURN, None), scheduler.here()
-        if turn is not None and mine is not None and turn is not mine:
+        turn = turn_of(thread)
+        if turn is not None and turn is not scheduler.running:
             with scheduler.seen():
                 until = None if timeout is None else runtime.now + max(0, round(timeout * SECOND))
                 while scheduler.alive and not turn.done:
@@ -255,8 +278,8 @@ def _install_thread(scheduler: Scheduler, patches: Patches, is_virtual: Callable
 
     @patches.around(threading.Thread, "is_alive")
     def is_alive(real: Callable[..., bool], thread: Any) -> bool:
-        turn = getattr(thread, TURN, None)
-        if turn is None or not scheduler.here():
+        turn = turn_of(thread)
+        if turn is None:
             return real(thread)
         scheduler.look()
         scheduler.learn(turn.known)
@@ -349,3 +372,53 @@ def _select(
         else:
             scheduler.session.sleep(rest)
     return real(selector, 0)
+
+
+def _install_pool(scheduler: Scheduler, patches: Patches) -> None:
+    """A `ThreadPool` has a thread that waits for processes, of which there are none, and for a pipe of the pool's own.
+
+    The threads of the program write into that.
+    """
+    lines = WeakKeyDictionary[Any, list[Any]]()
+
+    @patches.around(Pool, "_wait_for_updates")
+    def wait(real: Callable[..., None], sentinels: Any, notifier: Any, timeout: float | None = None) -> None:
+        if scheduler.here():
+            with scheduler.seen():
+                if notifier.empty():
+                    scheduler.wait(lines.setdefault(notifier, []), "ThreadPool")
+            timeout = 0
+        real(sentinels, notifier, timeout)
+
+    @patches.around(multiprocessing.queues.SimpleQueue, "put")
+    def put(real: Callable[..., None], notifier: Any, item: Any) -> None:
+        real(notifier, item)
+        if line := lines.get(notifier):
+            scheduler.wake(line)
+
+
+def _install_processes(scheduler: Scheduler, patches: Patches) -> None:
+    """Who waits for a process in vain waits in virtual time, too: else a loop of such looks would hold all others."""
+
+    def passes(timeout: float | None) -> None:
+        frame: Any = sys._getframe(2)
+        while (frame.f_globals.get("__name__") or "").startswith(PATCHED):
+            frame = frame.f_back
+        if scheduler.here() and not is_real(frame.f_globals.get("__name__")):
+            scheduler.session.note(PROCESSES_TAKE)
+            with scheduler.seen():
+                scheduler.session.sleep(max(0, round((timeout or 0) * SECOND)))
+
+    @patches.pricing.around(multiprocessing.queues.Queue, "get")  # as what else stands there, where Python is measured
+    def get(real: Callable[..., Any], waited_for: Any, block: bool = True, timeout: float | None = None) -> Any:
+        try:
+            return real(waited_for, block, timeout)
+        except queue.Empty:
+            passes(timeout if block else 0)
+            raise
+
+    @patches.around(multiprocessing.connection._ConnectionBase, "poll")
+    def poll(real: Callable[..., bool], connection: Any, timeout: float | None = 0.0) -> bool:
+        if not (there := real(connection, timeout)):
+            passes(timeout)
+        return there

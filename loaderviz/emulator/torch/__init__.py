@@ -189,7 +189,7 @@ class EmulatedCuda:
         if running is None:
             return
         running.session.alive, running.session.refused = False, None
-        running.session.scheduler.alive = False
+        running.session.scheduler.close()
         running.leave()
         Guard(refuse_in_fork).__enter__()  # type: ignore[no-untyped-call]
 

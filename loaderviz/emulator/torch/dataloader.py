@@ -54,7 +54,7 @@ from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import REAL_TIME, Guard, Patches, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import AT_REST, HostTag, is_on_device, set_tag, storage_of, tag_of
-from loaderviz.errors import reraise
+from loaderviz.errors import NotModelledError, reraise
 from loaderviz.imports import answering, held, starting
 from loaderviz.machine import Carried, thread_time_ns, tick
 from loaderviz.stations import Place, Sampler, place_of, stack_of, timed, timing
@@ -65,7 +65,10 @@ ELSEWHERE = (
     "a DataLoader was iterated in a second thread: its fetches and the numbers of its batches are not in the timeline"
 )
 
-
+THREADS = (
+    "a DataLoader's workers are threads, by its multiprocessing_context {}: that is not modelled; let them be "
+    "processes, or load with num_workers=0 in a thread of your own"
+)
 TRIES = (
     "the data set tries a lock without waiting for it, or not for long. This machine decides whether it gets the lock, "
     "so this timeline is not the same in every run"
@@ -320,9 +323,10 @@ class Iterators:
         owner = module if hasattr(module, "_worker_loop") else _utils.worker
         worker = functools.partial(work, owner._worker_loop.__module__, session.runtime.host, session.measured)
         pricing = patches.pricing
+        plain = functools.partial(held, owner, "_worker_loop", owner._worker_loop)
         pricing.set(owner, "_worker_loop", worker)
         pricing.around(single, "_next_data")(self.fetch)
-        pricing.around(several, "__init__")(functools.partial(self.start_workers, several))
+        pricing.around(several, "__init__")(functools.partial(self.start_workers, several, plain))
         pricing.around(several, "__next__")(self.run)
         pricing.around(several, "_reset")(self.begin_epoch)
         pricing.around(several, "_process_data")(self.hand_out)
@@ -382,9 +386,23 @@ class Iterators:
             start, runtime.now, runtime.main, Kind.FETCH, name, batch, size, cause=does, source=line, waited=rested
         )
 
-    def start_workers(self, kind: Any, original: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        """Start the workers: each costs the main thread the start of a process."""
-        session = self.session
+    def start_workers(
+        self, kind: Any, plain: Any, original: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """Start the workers: each costs the main thread the start of a process.
+
+        Raises `NotModelledError` where they are threads; in a thread that is not recorded they have torch's loop.
+        """
+        session, context = self.session, loader.multiprocessing_context
+        worker = getattr(context, "Process", None)
+        if isinstance(worker, type) and issubclass(worker, threading.Thread):
+            if session.in_recording_thread():
+                iterator._shutdown = True  # there is nothing yet
+                raise NotModelledError(THREADS.format(type(context).__name__))
+            session.note(ELSEWHERE)
+            with plain():
+                original(iterator, loader, *args, **kwargs)
+            return
         iterator.__class__ = _recorded(kind)
         if session.in_recording_thread():
             session.enter("DataLoader")

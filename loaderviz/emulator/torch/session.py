@@ -262,6 +262,7 @@ class Session(HostThread, TensorMemory):
         """Where threads are scheduled, a way in is a point. Raises what is refused to a thread that is not."""
         if self.in_recording_thread() and self.alive:
             self.catch_up()
+            self.scheduler.collect()
             self.scheduler.point()
             if self.alive:
                 return

@@ -2,6 +2,7 @@
 processes, cores, and the same nanoseconds twice. What is measured on this machine has 35 % of room.
 """
 
+import _thread
 import contextlib
 import dataclasses
 import fcntl
@@ -9,7 +10,7 @@ import functools
 import hashlib
 import io
 import math
-import multiprocessing
+import multiprocessing.context
 import os
 import queue
 import random
@@ -34,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import loaderviz as lv
 from loaderviz.emulator import Host
 from loaderviz.emulator.host import CostsError
-from loaderviz.errors import LoadervizError
+from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Kind
 
 pytestmark = [
@@ -829,3 +830,39 @@ def test_two_runs_have_the_same_nanoseconds(folder, host, workers, options):
 def test_beside_burners_it_is_the_same(folder, burners):
     one, two = (training(pictures(folder), "laptop", num_workers=2) for _ in range(2))
     assert one == two
+
+
+class ThreadWorker(threading.Thread):
+    """A worker of a DataLoader that is a thread, as MONAI's ThreadDataLoader has them."""
+
+    pid = property(id)
+
+
+class ThreadQueue(queue.Queue):
+    def close(self):
+        pass
+
+    cancel_join_thread = close
+
+
+class ThreadContext(multiprocessing.context.SpawnContext):
+    _name, Process, Queue = "threads", ThreadWorker, ThreadQueue
+
+
+def of_thread_workers():
+    loader = DataLoader(torch.arange(8.0), 2, num_workers=2, multiprocessing_context=ThreadContext())
+    return [x.sum().item() for x in loader]
+
+
+def test_workers_that_are_threads_are_refused_by_name():
+    refused = pytest.raises(NotModelledError, match="workers are threads, by its multiprocessing_context ThreadContext")
+    with refused, lv.record(on="a100"):
+        of_thread_workers()
+    assert of_thread_workers() == [1, 5, 9, 13]
+
+
+def test_workers_that_are_threads_go_on_where_nothing_is_recorded():
+    found = queue.Queue()
+    with lv.record(on="a100"):
+        _thread.start_new_thread(lambda: found.put(of_thread_workers()), ())
+        assert found.get(timeout=60) == [1, 5, 9, 13]

@@ -6,6 +6,7 @@ import copy
 import gc
 import heapq
 import http.server
+import os
 import pickle
 import queue
 import random
@@ -17,6 +18,9 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
+from multiprocessing import Pipe, get_context
+from multiprocessing.dummy import Pool as DummyPool
+from multiprocessing.pool import ThreadPool
 
 import pytest
 import torch
@@ -749,3 +753,123 @@ def test_a_refusal_at_the_end_of_the_block_lets_the_other_threads_go_on():
         scheduler.main.problem, scheduler._wanted = problem, scheduler.main
     thread.join(60)
     assert not thread.is_alive() and not scheduler.alive
+
+
+class Stage:
+    """A thread that goes on until the finalizer ends it; it lies in a cycle, as the iterators of torchdata do."""
+
+    def __init__(self):
+        self.itself, self.over = self, threading.Event()
+        [self.thread] = started(partial(self.run, self.over))
+
+    @staticmethod
+    def run(over):
+        while not over.wait(1e-3):
+            torch.ones(1).add(1)
+
+    def __del__(self):
+        self.over.set()
+        self.thread.join()
+
+
+@pytest.mark.parametrize("forgotten", ["in the block", "in an earlier one"])
+def test_garbage_is_collected_when_virtual_time_says_so(forgotten):
+    """Python's own moment depends on how many objects there are, of which a first run makes more."""
+    before, seen = gc.get_threshold(), []
+    try:
+        for threshold in (7, 5000, 50):
+            gc.set_threshold(threshold, 3, 3)
+            if forgotten != "in the block":
+                with lv.record(on="a100"):
+                    Stage()
+            beside_it = threading.active_count()
+            with lv.record(on="a100") as recording:
+                for _ in range(4):
+                    Stage()
+                    for _ in range(60):
+                        torch.ones(8, device="cuda").sum().item()
+                        [{} for _ in range(20)]
+                assert threading.active_count() - beside_it < 4
+            assert gc.get_threshold() == (threshold, 3, 3)
+            seen.append(table(recording.timeline))
+    finally:
+        gc.set_threshold(*before)
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_thread_of_an_earlier_recording_is_waited_for_as_it_is():
+    go_on = threading.Event()
+    with lv.record(on="a100"):
+        [old] = started(lambda: go_on.wait(10) and threads.REAL_SLEEP(0.5))
+        time.sleep(1e-3)
+    go_on.set()
+    with lv.record(on="a100"):
+        in_threads(bool)
+        old.join()
+        assert not old.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_child_collects_garbage_as_ever():
+    before = gc.get_threshold()
+    with lv.record(on="a100"), beside(partial(time.sleep, 1e-3)):
+        assert not gc.get_threshold()[0]
+        reader, writer = os.pipe()
+        if not (child := os.fork()):
+            os.write(writer, b"as ever" if gc.get_threshold() == before else b"not")
+            os._exit(0)
+        assert os.read(reader, 10) == b"as ever"
+        os.waitpid(child, 0)
+    assert gc.get_threshold() == before
+
+
+def of_a_thread_pool(device):
+    def load(number):
+        work(1e-4 * (number % 3 + 1))
+        time.sleep(1e-4)
+        return torch.full((8,), float(number)).to(device).sum().item()
+
+    with ThreadPool(3) as pool:
+        loaded = [*pool.map(load, range(6)), *sorted(pool.imap_unordered(load, range(4)))]
+        loaded.append(pool.apply_async(load, (5,)).get(timeout=1))
+    pool = DummyPool(2)
+    loaded += pool.starmap(load, [(1,), (2,)])
+    pool.close()
+    pool.join()
+    return loaded
+
+
+def test_a_pool_of_threads_is_in_virtual_time_and_one_of_processes_is_not():
+    plain, seen = of_a_thread_pool("cpu"), []
+    for _ in range(10):
+        with lv.record(on="a100", host="laptop") as recording:
+            assert of_a_thread_pool("cuda") == plain
+        seen.append(table(recording.timeline))
+    assert all(each == seen[0] for each in seen) and len(seen[0][0]) > 8
+    with lv.record(on="a100") as recording, beside(partial(time.sleep, 1)), get_context("spawn").Pool(1) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+    assert len([lane for lane in recording.timeline.lanes if "thread" in lane.name]) == 1
+
+
+@pytest.mark.parametrize("looks", ["get", "poll"])
+def test_a_thread_that_looks_for_what_a_process_sends_lets_time_pass(looks):
+    """As torchdata's ParallelMapper does with processes, while the main thread sleeps: that never came to an end."""
+    messages, (reader, writer), over, found = get_context("spawn").Queue(), Pipe(), [], []
+
+    def look():
+        while not over:
+            with contextlib.suppress(queue.Empty):
+                found.extend([reader.recv()] if looks == "poll" and reader.poll(0.02) else [])
+                found.extend([messages.get(timeout=0.02)] if looks == "get" else [])
+
+    with lv.record(on="a100") as recording:
+        [thread] = started(look)
+        time.sleep(0.05)
+        messages.put(1)
+        writer.send(1)
+        time.sleep(0.1)
+        over.append(True)
+        thread.join()
+        torch.ones(2, device="cuda").sum().item()
+    assert found == [1] and any("another process" in note for note in recording.timeline.context.notes)
+    messages.close()
