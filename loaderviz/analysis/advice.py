@@ -1424,6 +1424,12 @@ def _recording(facts: Evidence) -> str:
     return "# begin the profiler before the work, with activities=[CPU, CUDA]; wait for the GPU before it ends"
 
 
+_NOT_JUDGED = (
+    ". The kernels set the pace, and what they compute is not judged here: a lower precision (TF32, torch.autocast), "
+    "another model or a faster GPU makes them shorter"
+)
+
+
 def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     """The honest finding where no change is worth its work, or where the timeline does not show which would be."""
     summary = facts.summary
@@ -1470,10 +1476,7 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
         why = "but in a replay its change gains less than 3 %" if tried else "not worth a change"
         text += f". The largest gain that is left is {small.kind}, {small.expected_gain}: {why}"
     if summary.kernels >= SATURATED * facts.window:
-        text += (
-            ". The kernels set the pace, and what they compute is not judged here: a lower precision (TF32, "
-            "torch.autocast), another model or a faster GPU makes them shorter"
-        )
+        text += _NOT_JUDGED
     return Finding("nothing-to-gain", text, "", NO_GAIN)
 
 

@@ -73,10 +73,7 @@ blocking = watch(one_stream_loop, batches, False)
 not_pinned = watch(one_stream_loop, batches, True)
 one_stream = watch(one_stream_loop, batches, True, True)
 three = {"blocking": blocking, "non_blocking, not pinned": not_pinned, "pinned, one stream": one_stream}
-lv.compare(three, verdict=False)
-
-# %%
-guess_hidden.reveal()
+display(lv.compare(three, verdict=False), guess_hidden.reveal())
 
 # %% [markdown]
 # **Not pinned (R7):** the host stages the copy.
