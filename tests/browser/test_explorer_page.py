@@ -137,7 +137,7 @@ CUT = """() => {
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_panel_of_the_code_shows_whole_lines_where_the_loop_is(shown, width):
-    page, _ = shown(explore("prefetch"), width)
+    page = shown(explore("prefetch"), width)
     page.wait_for_function("document.querySelector('.lv-code pre').scrollTop > 0")
     assert page.evaluate(CUT) == [True, []]
 
