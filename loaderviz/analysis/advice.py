@@ -1073,7 +1073,7 @@ def between_epochs(facts: Evidence) -> Finding | None:
         lines = seen
     if facts.here.any():
         idle = f", in which no kernel runs for {words.duration(time - work)}"
-        less = f", less {words.duration(work)} in which kernels run"
+        less = f", less {words.duration(work)} in which kernels run, which only doing it less often saves, too"
     else:
         lines = seen
     told = ", ".join(f"at {line} for {words.duration(ns)}" for line, ns in lines[:3] if ns >= IN_LINE * time)
