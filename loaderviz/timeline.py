@@ -603,9 +603,15 @@ class Timeline:
 
         return View({"": self}, color, operators, title, window, verdict, advice={} if advice is None else {"": advice})
 
-    def figure(self, color: str = "batch", operators: bool = False, **looks: Any) -> go.Figure:
-        """Return the view of these looks as a plotly figure of at most some 2,000 bars, to change and to export."""
-        return self.view(color, operators, **looks).figure()
+    def figure(
+        self,
+        color: str = "batch",
+        operators: bool = False,
+        title: str | None = None,
+        window: tuple[int, int] | None = None,
+    ) -> go.Figure:
+        """Return the picture as a plain plotly figure of at most some 2,000 bars, to change by hand and to export."""
+        return self.view(color, operators, title, window).figure()
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return self.view()._repr_mimebundle_()

@@ -984,9 +984,8 @@ def cores_taken(facts: Evidence) -> Finding | None:
     return Finding(
         "cores-taken",
         f"for {words.share(share) if share < MOSTLY else 'most'} of the time the loop's thread could have run and "
-        "found no free core, and "
-        "its workers are not the reason. Other programs, or other threads of this one, have the cores: alone the loop "
-        "would be faster, and the other findings may be wrong",
+        "found no free core, and its workers are not the reason. Other programs, or other threads of this one, have "
+        "the cores: alone the loop would be faster, and the other findings may be wrong",
         "# record again while nothing else runs; see torch.get_num_threads(), and which cores the program may use",
         NO_GAIN,
     )
@@ -1491,7 +1490,7 @@ def _pin_thread_is_full(facts: Evidence) -> bool:
 
 # A stock helps where the batches are there in time on average; no replay has one of another size
 STOCK = (
-    "loader = DataLoader(..., prefetch_factor=8)  # 2 by default: so many batches are ordered ahead of each worker\n"
+    "loader = DataLoader(..., prefetch_factor=8)  # if some batches take longer: so many are ordered of each worker\n"
     "loader = DataLoader(..., persistent_workers=True)  # if the waits are at the beginning of an epoch"
 )
 FEWER_BYTES = "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU"
@@ -1557,11 +1556,7 @@ def _seldom(facts: Evidence, seen: str, waits: Mask, nearly: bool) -> tuple[str,
         return f"{seen}{late}, and some batches take far longer: others are ready, and have to wait for them", AS_READY
     if not few and facts.length(waits) > OFTEN_BEHIND * facts.window:
         return None if nearly and facts.more_workers else _often(facts, seen, waits)
-    return (
-        f"{seen}{late}: they have time left, and the loop waits only now and then: where some batches in a row take "
-        "longer, or a new epoch begins",
-        STOCK,
-    )
+    return f"{seen}{late}: they have time left, and the loop waits only now and then", STOCK
 
 
 def _often(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:

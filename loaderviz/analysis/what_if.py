@@ -741,13 +741,13 @@ class _LoopWork:
     def batch(self, number: int) -> Batch:
         step = self._step(number)
         tensors = [] if self.slices else [round(nbytes * self.scale) for nbytes in step.tensors]
-        sent = self.sender.sending(self.loop.parcel(step)) if self.sender else 0
+        parcel = self.loop.parcel(step)
+        sent = self.sender.sending(parcel) if self.sender else 0
         made = max(0, step.fetch - max(sent, round(step.fetch * self.unsent)))
         fetch = round(made * self.scale * self.slower * self.share)
         waits = round(step.waits * self.scale)
         locked = round(self.loop.locked * self.scale)
-        count, *sizes = self.loop.parcel(step)
-        sends = Parcel(count, *(round(size * self.scale) for size in sizes))
+        sends = Parcel(parcel.tensors, round(parcel.shared * self.scale), round(parcel.pickled * self.scale))
         return Batch(tensors, round(step.samples * self.scale), fetch, self.loop.draw_time, waits, locked, sends)
 
     def source(self, does: str) -> str:

@@ -218,7 +218,7 @@ class Exercise:
         try:
             signature.bind(*self.arguments)
         except TypeError:
-            called = f"{getattr(answer, '__name__', 'it')}({', '.join(self.arguments)})"
+            called = f"{name or 'it'}({', '.join(self.arguments)})"
             raise Crashed(say("other-arguments", call=called, signature=signature)) from None
 
     def _crashed(self, error: BaseException, again: str) -> Outcome:
