@@ -210,8 +210,11 @@ def is_own(handler: Any) -> TypeGuard[Callable[..., Any]]:
 
 
 @contextlib.contextmanager
-def signals_held() -> Iterator[None]:
-    """Let the handler of a signal that comes inside the block run after it: what starts processes loses none then."""
+def signals_held(after: Callable[[int], None] = signal.raise_signal) -> Iterator[None]:
+    """Let the handler of a signal that comes inside the block run after it: what starts processes loses none then.
+
+    `after` raises it: at once, or where what is around the block must not be interrupted either, later.
+    """
     came, process, before = list[int](), os.getpid(), dict[int, Any]()
 
     def hold(number: int, _: object) -> None:
@@ -232,7 +235,7 @@ def signals_held() -> Iterator[None]:
         for number, handler in before.items():
             set_handler(number, handler)
         for number in came[:1]:
-            signal.raise_signal(number)
+            after(number)
 
 
 def _ignored(*_: object) -> None:

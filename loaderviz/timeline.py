@@ -150,7 +150,8 @@ class Context:
     `origin` is "emulated", "recorded" or "file"; `samples` counts the samples of all batches handed out (None: not
     known); `zero` is time 0 in ns of Unix time (None: not known); `host` says whose host costs are in it, `cores` how
     many CPU cores that has (None: not known); `notes` lists what was thinned, dropped or assumed; of these, `missing`
-    are what happened, or may have, and is not in it.
+    are what happened, or may have, and is not in it, `whole` tell of a whole recording, so that a part needs them not,
+    and `cut` says which part this is of a recording of `part_of` ns (None: it is whole).
     `unpriced` names what the data set did here and costs nothing in it ("data set": its own Python; "waiting"),
     `measured` what was measured with this machine's clock on the wall ("waiting").
     `looks`: where the main thread was seen in a line of the program ("file:line") that is in no operator of torch.
@@ -177,6 +178,9 @@ class Context:
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    cut: str = ""
+    part_of: int | None = None
     unpriced: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
     cores: int | None = None
@@ -416,9 +420,11 @@ class Timeline:
         keep = (spans["end"] > start) & (spans["start"] < end)
         keep |= (spans["start"] == spans["end"]) & (spans["start"] >= start) & (spans["start"] <= end)
         trimmed = int(((spans["start"] < start) | (spans["end"] > end))[keep].sum())
-        note = f"{words.duration(end - start)} of {words.duration(self.duration)} shown"
+        former, whole = self.context, self.context.part_of or self.duration
+        note = f"{words.duration(end - start)} of {words.duration(whole)} shown"
         note += f", {words.count(trimmed, 'span')} cut at the edges" if trimmed else ""
-        part = replace(self, context=replace(self.context, notes=(*self.context.notes, note))).only(keep)
+        notes = *(each for each in former.notes if each != former.cut), note
+        part = replace(self, context=replace(former, notes=notes, cut=note, part_of=whole)).only(keep)
         part.spans["start"], part.spans["end"] = np.maximum(part.start, start), np.minimum(part.end, end)
         return replace(part, marks=tuple(mark for mark in part.marks if start <= mark.time <= end)).sorted()
 

@@ -143,6 +143,12 @@ def test_private_names_of_torch_in_c_stand_in_one_file():
     assert named == ["loaderviz.emulator.torch.internals"]
 
 
+def test_a_clock_that_a_system_may_lack_is_asked_for_in_one_file():
+    """There another one stands in for it."""
+    named = [name_of(path) for path in MODULES if re.search(r"from time import.*thread_time", path.read_text("utf-8"))]
+    assert named == []
+
+
 def test_a_torch_that_is_newer_than_any_tried_is_a_note(monkeypatch):
     notes = []
     for newest in ((9, 0), (2, 0)):

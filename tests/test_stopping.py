@@ -12,7 +12,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import factory
@@ -21,6 +23,7 @@ import pytest
 import loaderviz as lv
 from loaderviz import cli
 from loaderviz.analysis import calibration
+from loaderviz.emulator.torch import dataloader
 from loaderviz.errors import LoadervizError, NotWritableError
 from loaderviz.files import writable, write
 from loaderviz.stopping import Stopping, signals_held
@@ -101,6 +104,7 @@ def stopped(here, warm, on, number, after, *, group=False, times=1):
         or not re.search(r"step +\S+ \S+ +\d+ batch(es)?\b", said),  # one, on a busy machine
         "folders": [each.name for each in temp.iterdir() if each.name.startswith("loaderviz")],
         "processes": alive(process),
+        "noise": re.findall("Exception (?:in thread|ignored).*", said),
     }
     shutil.rmtree(temp)
     page.unlink(missing_ok=True)
@@ -110,7 +114,12 @@ def stopped(here, warm, on, number, after, *, group=False, times=1):
 @POSIX
 @pytest.mark.parametrize(
     ("on", "name", "more"),
-    [("cpu", "SIGTERM", {"group": True, "times": 2}), ("t4", "SIGHUP", {}), ("cpu", "SIGINT", {})],
+    [
+        ("cpu", "SIGTERM", {"group": True, "times": 2}),
+        ("t4", "SIGHUP", {}),
+        ("cpu", "SIGINT", {}),
+        ("t4", "SIGINT", {"group": True}),
+    ],
 )
 def test_a_signal_keeps_what_was_recorded_and_leaves_nothing_behind(here, warm, on, name, more):
     assert stopped(here, warm, on, getattr(signal, name), 0.3, **more) == {}
@@ -125,6 +134,20 @@ def test_signals_at_random_moments(here, warm, on):
         number = draw.choice([signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
         case = number, 2 * draw.random(), draw.random() < 0.4, draw.choice([1, 2])
         assert stopped(here, warm, on, *case[:2], group=case[2], times=case[3]) == {}, case
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_pin_thread_says_of_a_worker_that_is_gone_only_what_nobody_else_says(monkeypatch, stops):
+    def loop(in_queue, out_queue, device_id, done_event, device):
+        raise ConnectionResetError("the worker is gone")
+
+    monkeypatch.setattr(dataloader, "TELLS_OF_WORKERS", 0.01)
+    done = threading.Event()
+    if stops:
+        done.set()
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(dataloader.pin_loop, loop, None, None, 0, done, None).exception()
+    assert type(told) is (type(None) if stops else ConnectionResetError)
 
 
 @POSIX

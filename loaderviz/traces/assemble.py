@@ -59,6 +59,7 @@ class _Part:
     arrows: Ints  # shape (n, 3): tail, head, kind
     notes: list[str]
     missing: list[str]
+    whole: list[str]
     tick: int  # ns between two readings of the clock, 0 if there are too few events to tell
     sources: list[str]  # lines of Python, "train.py:82"
     looks: list[Look]  # where the main thread is between its calls of torch
@@ -91,7 +92,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
         for each in trace.messages
     )
     notes += [f"{many} files are of {name}, and are told apart by their number" for name, many in twice]
-    notes += _of_ranks(parts, labels) if several else parts[0].notes
+    notes += _of_ranks([part.notes for part in parts], labels)
     ticks = [part.tick for part in parts if part.tick]
     clock = f"in steps of {words.duration(min(ticks))}" if ticks else "ns"
     zero = origin if together and origin else None
@@ -107,6 +108,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
         versions=versions,
         notes=tuple(notes),
         missing=missing,
+        whole=tuple(_of_ranks([part.whole for part in parts], labels)),
         zero=zero,
         messages=messages,
         looks=() if several else tuple(parts[0].looks),
@@ -114,12 +116,14 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
     return replace(_merged(parts), context=context).self_check()
 
 
-def _of_ranks(parts: Sequence[_Part], labels: Sequence[str]) -> list[str]:
-    """Return the notes of several ranks, those of many that differ in their numbers only as one."""
+def _of_ranks(notes: Sequence[list[str]], labels: Sequence[str]) -> list[str]:
+    """Return the notes on each rank with its label, those of many that differ in their numbers only as one."""
+    if len(notes) == 1:
+        return notes[0]
     alike = gathered(
         (re.sub(r"\d", "", note), f"{label.strip()}: {note}")
-        for part, label in zip(parts, labels, strict=True)
-        for note in part.notes
+        for of_rank, label in zip(notes, labels, strict=True)
+        for note in of_rank
     )
     return [
         note
@@ -147,7 +151,11 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> _Part:
         for row, correlation in zip(blits.tolist(), rows["correlation"][blits].tolist(), strict=True):
             rows["kind"][row] = BLIT_DIRECTIONS.get(trace.blits.get(correlation, 0), rows["kind"][row])
     tick, missing = resolution(rows["start"], rows["end"]), trace.missing + _missing(trace, rows, calls)
-    notes = [*missing, *notes, *_quality(trace, rows, launch, calls, tick)]
+    damage, whole = (
+        [f"the file is damaged: {what}" for what in trace.damage],
+        _quality(trace, rows, launch, calls, tick),
+    )
+    notes = [*missing, *notes, *damage, *whole]
     rows["batch"] = steps.batches(rows, launch, names, place.main)
     rows["source"], sources, looks = _sources(trace, rows, place)
     rows["source"][launch >= 0] = rows["source"][launch[launch >= 0]]
@@ -166,7 +174,7 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> _Part:
         np.c_[tails[forward], heads[forward], np.full(int(forward.sum()), ArrowKind.LAUNCH)],
         np.c_[joined, np.full(len(joined), ArrowKind.WAIT)],
     ]
-    return _Part(rows, lanes, names, np.concatenate(arrows), notes, missing, tick, sources, looks)
+    return _Part(rows, lanes, names, np.concatenate(arrows), notes, missing, whole, tick, sources, looks)
 
 
 def _sources(trace: RawTrace, rows: Rows, lanes: Lanes) -> tuple[Ints, list[str], list[Look]]:
@@ -560,13 +568,12 @@ def _missing(trace: RawTrace, rows: Rows, calls: Ints) -> list[str]:
 
 
 def _quality(trace: RawTrace, rows: Rows, launch: Ints, calls: Ints, tick: int) -> list[str]:
-    """Return what a reader must know of this trace."""
-    found = [f"the file is damaged: {what}" for what in trace.damage]
+    """Return what a reader must know of the whole trace, and not of each part."""
     out = _left_out(trace)
     not_drawn = ["not drawn: " + ", ".join(out)] if out else []
     lost = f"{words.count(trace.lost.total(), 'event')} lost" if trace.lost.total() else "no event lost"
     if not len(rows["start"]):
-        return [*found, f"the file has no events that can be drawn, {lost}", *not_drawn]
+        return [f"the file has no events that can be drawn, {lost}", *not_drawn]
     work = np.flatnonzero(np.isin(rows["role"], ON_DEVICE))
     parts, window = [], []
     if len(work):
@@ -587,4 +594,4 @@ def _quality(trace: RawTrace, rows: Rows, launch: Ints, calls: Ints, tick: int) 
                 f"that time ask for window=({first}, {last})"
             ]
     parts += [f"clock steps of {words.duration(tick)}"] if tick else []
-    return [*found, "recording quality: " + ", ".join([*parts, lost]), *window, *not_drawn]
+    return ["recording quality: " + ", ".join([*parts, lost]), *window, *not_drawn]

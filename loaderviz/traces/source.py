@@ -83,6 +83,8 @@ class Document:
     def chunks(self) -> Iterator[list[bytes]]:
         """Give the events, some thousand at once, each as its text after the opening `{"key"` and before its `}`."""
         buffer = self._skipped(self._buffer)
+        while not buffer.strip() and (block := next(self._blocks, b"")):
+            buffer = self._skipped(block)
         first = _FIRST.match(buffer) or _FIRST.match(buffer := self._skipped(buffer + next(self._blocks, b"")))
         if first is None:
             yield from self._end(buffer)

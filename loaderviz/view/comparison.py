@@ -159,7 +159,7 @@ def _hero(summary: Summary, speedup: float | None) -> Json:
     """Return the numbers beside a timeline's row; times are of a step, or of the window where no step is known [ns]."""
     steps = summary.window / summary.step if summary.step else 1
     return {
-        "step": None if summary.step is None else round(summary.step),
+        "step": summary.step,
         "speedup": speedup,
         "exposed": round(summary.exposed_copy / steps),
         "hidden": round(summary.hidden_copy / steps),

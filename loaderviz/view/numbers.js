@@ -458,7 +458,7 @@ function heroOf(summary, first, lanes) {
   const [rate, before] = [summary, first].map(({ samples_per_second: per }) => per);
   const speedup = rate && before ? rate / before : ratio(first.window, window);
   return {
-    step: step && rounded(step),
+    step,
     speedup,
     exposed: each(exposed),
     hidden: each(hidden),

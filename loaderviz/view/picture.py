@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 NOTEBOOK = 300_000  # bytes of an output in a notebook, which is stored with it
 _BARS = 25_000  # about as many fit into that
-_CUT = re.compile(r"(.+) of (.+) shown(.*)")  # the note of `Timeline.between`
-_OF_ALL = ("recording quality: ", "the GPU has work from ", "not drawn: ")  # notes that a part of a recording needs not
 
 
 class ViewError(LoadervizError, ValueError):
@@ -200,17 +198,8 @@ def _origin(timeline: Timeline) -> str:
     context = timeline.context
     cores = [words.count(context.cores, "CPU core")] if context.cores else []
     host = [f"host: {', '.join([context.host, *cores])}"] if context.host else []
-    return "; ".join([f"{context.device}, {context.origin}", *host, *_notes(context.notes)])
-
-
-def _notes(notes: Sequence[str]) -> list[str]:
-    """Return the notes without those that a part needs not; a part of a part is told as a part of the whole."""
-    cuts = [match for note in notes if (match := _CUT.fullmatch(note))]
-    if not cuts:
-        return list(notes)
-    others = [note for note in notes if not _CUT.fullmatch(note) and not any(each in note for each in _OF_ALL)]
-    length, _, edges = cuts[-1].groups()
-    return [f"{length} of {cuts[0][2]} shown{edges}", *others]
+    notes = [context.cut, *(each for each in context.notes if each not in (context.cut, *context.whole))]
+    return "; ".join([f"{context.device}, {context.origin}", *host, *(notes if context.cut else context.notes)])
 
 
 # The element and its script

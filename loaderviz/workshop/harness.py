@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
-from time import thread_time_ns
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -28,6 +27,7 @@ from loaderviz.emulator.torch import handed_out, last_writers, now
 from loaderviz.emulator.torch.session import Session
 from loaderviz.imports import held
 from loaderviz.loaders import base as loaders
+from loaderviz.machine import thread_time_ns
 from loaderviz.metrics import summarize
 from loaderviz.recording import record
 from loaderviz.timeline import Cause, Kind, Span, Timeline

@@ -322,6 +322,20 @@ def test_a_gzip_bomb_is_refused_before_much_of_it_is_inflated(tmp_path, monkeypa
     assert given[-1] < len(before) + (4 << 20)
 
 
+@pytest.mark.parametrize("blanks", [3 << 20, 40 << 20])
+def test_blanks_before_the_first_event(tmp_path, blanks):
+    """They are no end of the file, and a bomb where they are too many."""
+    path = tmp_path / "blanks.json.gz"
+    event = b'{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 5, "args": {"device": 0, "stream": 7}}]}'
+    path.write_bytes(_bomb(b'{"traceEvents": [', b" ", blanks) if blanks > 16 << 20 else
+                     gzip.compress(b'{"traceEvents": [' + b" " * blanks + event))  # fmt: skip
+    if blanks > 16 << 20:
+        with pytest.raises(TraceError, match="gzip bomb"):
+            read(path)
+    else:
+        assert len(read(path)) == 1
+
+
 def test_an_event_without_an_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("loaderviz.traces.source.LONGEST", 1 << 20)
     monkeypatch.setattr(source, "CHUNK", 1 << 18)
@@ -371,7 +385,7 @@ def test_hostile_files_stay_small(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2_000:]
     assert len(done.stdout.splitlines()) == len(bombs), done.stdout
-    assert done.stdout.count("looks like a gzip bomb") == 4
+    assert done.stdout.count("looks like a gzip bomb") == 5
     for said in (
         "10,485,762 lists",
         "8,388,610 lists",

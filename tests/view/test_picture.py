@@ -220,13 +220,15 @@ def test_words():
 def test_notes_about_the_whole_are_left_out_of_a_part():
     timeline = factory.loader("blocking", batches=20)
     notes = ("recording quality: good", "the GPU has work from 1 µs to 2 µs only", "under autocast")
-    whole = dataclasses.replace(timeline, context=dataclasses.replace(timeline.context, notes=notes))
+    context = dataclasses.replace(timeline.context, notes=notes, whole=notes[:2])
+    whole = dataclasses.replace(timeline, context=context)
     assert all(note in whole.view().subtitle for note in notes)
     half = whole.between(0, timeline.duration // 2)
     subtitle = half.between(0, timeline.duration // 4).view().subtitle
     assert subtitle.count(" shown") == 1
     assert f"{words.duration(timeline.duration // 4)} of {words.duration(timeline.duration)} shown" in subtitle
     assert "under autocast" in subtitle and "quality" not in subtitle and "work from" not in subtitle
+    assert half.context.notes[:3] == notes  # they are kept
 
 
 def test_bad_options():

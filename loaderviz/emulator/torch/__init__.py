@@ -47,6 +47,7 @@ from loaderviz.emulator.torch.tensors import ATTRIBUTE
 from loaderviz.errors import LoadervizError, NestedRecordingError
 from loaderviz.imports import REFUSING, preparing
 from loaderviz.loaders import base as loaders
+from loaderviz.stopping import send_again, signals_held
 from loaderviz.timeline import Kind, Timeline
 
 Batch = TypeVar("Batch")
@@ -188,10 +189,11 @@ class EmulatedCuda:
         running = cls._running
         if running is None:
             return
-        running.session.alive, running.session.refused = False, None
-        running.session.scheduler.close()
-        running.leave()
-        Guard(refuse_in_fork).__enter__()  # type: ignore[no-untyped-call]
+        with signals_held(functools.partial(send_again, after=0.001)):  # an error in what follows a fork is dropped
+            running.session.alive, running.session.refused = False, None
+            running.session.scheduler.close()
+            running.leave()
+            Guard(refuse_in_fork).__enter__()  # type: ignore[no-untyped-call]
 
     def _install(self) -> None:
         session, patches = self.session, self._patches

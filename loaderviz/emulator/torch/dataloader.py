@@ -74,6 +74,8 @@ TRIES = (
     "so this timeline is not the same in every run"
 )
 
+TELLS_OF_WORKERS = 2 * _utils.MP_STATUS_CHECK_INTERVAL  # seconds; torch's main thread looks after them that often
+
 
 @dataclass
 class Fetched:
@@ -209,9 +211,17 @@ def others_time() -> int:
 
 
 def pin_loop(loop: Callable[..., None], *args: Any) -> None:
-    """Run torch's pin thread under a name by which the session knows it."""
+    """Run torch's pin thread under a name by which the session knows it.
+
+    What a worker sent cannot be received once it is gone. The main thread, which sees which one is, says so, or it
+    stops itself: only if it does neither is this error told.
+    """
     threading.current_thread().name = PIN_THREAD
-    loop(*args)
+    try:
+        loop(*args)
+    except (ConnectionError, FileNotFoundError, EOFError):
+        if not inspect.signature(loop).bind(*args).arguments["done_event"].wait(TELLS_OF_WORKERS):
+            raise
 
 
 # In the main process

@@ -408,6 +408,31 @@ def _in_child(results):
     results.put((torch.cuda.is_available(), torch.ones(3).sum().item(), type(time.perf_counter).__name__))
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="what a fork may do")
+def test_an_interrupt_while_a_fork_forgets_the_recording_comes_after_it(capfd):
+    """Python drops an error of what it calls after a fork, and says so."""
+    code = 1
+    with lv.record(on="a100"):
+        recorded = EmulatedCuda._running._patches
+        parents, restore = os.getpid(), recorded.restore
+
+        def interrupted():
+            if os.getpid() != parents:
+                signal.raise_signal(signal.SIGINT)
+            restore()
+
+        recorded.restore = interrupted
+        if not (child := os.fork()):
+            try:
+                time.sleep(5)
+            except KeyboardInterrupt:
+                code = 0 if Session.active is None and not torch.cuda.is_available() else 2
+            finally:
+                os._exit(code)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert (status, capfd.readouterr().err) == (0, "")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="what a fork may do")
 def test_a_fork_after_a_recording_may_run_backward():
