@@ -37,6 +37,7 @@ multiprocessing torch.multiprocessing torch.utils.data torchdata.stateful_datalo
 concurrent.futures.process subprocess socket socketserver logging ssl http urllib zmq tornado ipykernel IPython
 jupyter_client traitlets tqdm.std tqdm._monitor _pytest pytest hypothesis loaderviz.emulator loaderviz.stations
 multiprocess joblib.externals.loky fsspec aiohttp urllib3 wandb ray
+debugpy pydevd _pydevd_bundle execnet pytest_rerunfailures
 """
 REAL = tuple(f"{name}." for name in NEED_REAL_TIME.split())
 BETWEEN = (  # they make them for others
