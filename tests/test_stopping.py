@@ -85,7 +85,7 @@ def stopped(here, warm, on, number, after, *, group=False, times=1):
     """Send a signal to a recorded loop some seconds after its first step; return what is wrong with its end."""
     (here / "program.py").write_text(LOOP)
     temp, page = Path(tempfile.mkdtemp(dir="/tmp")), here / "timeline.html"  # the names of sockets in it are short
-    command = ["run", "--on", on, "program.py", "cpu" if on == "cpu" else "cuda"]
+    command = ["-m", "loaderviz", "run", "--on", on, "program.py", "cpu" if on == "cpu" else "cuda"]
     process = warm.start(*command, folder=here, TMPDIR=str(temp))
     while warm.out.read_text() != "begun\n":
         assert "Traceback" not in warm.err.read_text()
