@@ -150,6 +150,14 @@ def warm(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def new_python(tmp_path_factory):
+    """Python as it is when it has imported torch: loaderviz is imported in it anew."""
+    made = Warm(tmp_path_factory.mktemp("python"), "torch._dynamo", "torch.utils.data")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
 def kernels(tmp_path_factory):
     """Kernels that have imported by the time they start what lessons import."""
     pytest.importorskip("ipykernel", reason="ipykernel is missing: pip install -r requirements.txt")

@@ -16,14 +16,14 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 ROOT = Path(__file__).parents[1]
-ALONE = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-ALONE += "runpy.run_module('loaderviz', run_name='__main__', alter_sys=True)"
+ALONE = "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); del sys.argv[0]; "
+ALONE += "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 
 
 class Warm:
     """Starts one Python at a time, in a session of its own; what it prints goes to the files `out` and `err`.
 
-    `modules` are imported before; where no process can fork, it is `python -m loaderviz` that starts.
+    `modules` are imported before; where no process can be forked so, it is a new Python.
     """
 
     def __init__(self, folder, *modules):
@@ -49,11 +49,15 @@ class Warm:
                 self.serve()
                 self._asker, self._session = asked(self.socket, command, folder, environment, (nothing, out, err))
             else:
-                assert command[:2] == ["-m", "loaderviz"]
+                words = ["-c", ALONE, *command[1:]] if command[0] == "-m" else command
                 self._alone = subprocess.Popen(
-                    [sys.executable, "-c", ALONE, *command[2:]], stdout=out, stderr=err, cwd=folder, env=environment,
+                    [sys.executable, *words],
+                    stdout=out,
+                    stderr=err,
+                    cwd=folder,
+                    env=environment,
                     start_new_session=True,
-                )  # fmt: skip
+                )
                 self._session = self._alone.pid
         return self._session
 
@@ -153,6 +157,7 @@ def keep(asker, process):
 
 def become(command, folder, environment, files):
     """Be in this process what Python is with these words."""
+    import multiprocessing.process
     import runpy
     import tempfile
 
@@ -164,17 +169,18 @@ def become(command, folder, environment, files):
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    multiprocessing.process.ORIGINAL_DIR = folder
     kind, *more = command
     if kind == "-m":
         sys.path[0], sys.argv[:] = folder, more
         runpy.run_module(more[0], run_name="__main__", alter_sys=True)
         return
     main = sys.modules["__main__"] = ModuleType("__main__")
-    code, file, sys.path[0] = (more[0], "<string>", "") if kind == "-c" else (Path(kind).read_text(), kind, "")
     if kind == "-c":
-        sys.argv[:] = ["-c", *more[1:]]
+        file, code, sys.path[0], sys.argv[:] = "<string>", more[0], "", ["-c", *more[1:]]
     else:
-        sys.argv[:], sys.path[0], main.__file__ = command, os.path.dirname(os.path.abspath(kind)), kind
+        file = main.__file__ = os.path.abspath(kind)
+        code, sys.path[0], sys.argv[:] = Path(file).read_text(encoding="utf-8"), os.path.dirname(file), command
     exec(compile(code, file, "exec"), main.__dict__)
 
 
