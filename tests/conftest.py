@@ -92,6 +92,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """So does what a file's tests have imported, such as torch._dynamo: recordings with threads, and forks, collect."""
+    if nextitem is None or nextitem.path != item.path:
+        pytest_collection_finish()
+
+
 @pytest.fixture(autouse=True)
 def signals():
     """Programs that tests run in this process, such as launchers of ranks, may handle signals, and go on doing so."""
@@ -129,10 +136,36 @@ def seeded(request):
         torch.manual_seed(number)
 
 
+COMMANDS = ("torch.utils.data", "loaderviz.cli", "loaderviz.recording", "loaderviz.emulator.torch", "loaderviz.view",
+            "loaderviz.analysis.advice")  # fmt: skip
+KERNELS = ("ipykernel.ipkernel", "torch._dynamo", "pandas", "ipywidgets", "anywidget", "loaderviz.recording",
+           "loaderviz.emulator.torch", "loaderviz.view")  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory):
-    made = Warm(tmp_path_factory.mktemp("warm"))
+    made = Warm(tmp_path_factory.mktemp("warm"), *COMMANDS)
     yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def new_python(tmp_path_factory):
+    """Python as it is when it has imported torch: loaderviz is imported in it anew."""
+    made = Warm(tmp_path_factory.mktemp("python"), "torch._dynamo", "torch.utils.data")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory):
+    """Kernels that have imported by the time they start what lessons import."""
+    pytest.importorskip("ipykernel", reason="ipykernel is missing: pip install -r requirements.txt")
+    made = Warm(tmp_path_factory.mktemp("kernels"), *KERNELS)
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setenv("JUPYTER_PATH", made.kernels())
+        yield
     made.close()
 
 

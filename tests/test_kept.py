@@ -10,7 +10,6 @@ from multiprocessing import popen_spawn_posix
 from pathlib import Path
 
 import datasets_kept
-import factory
 import pytest
 import torch
 from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, Subset, TensorDataset
@@ -139,7 +138,7 @@ def test_without_a_recording_each_worker_is_new(started):
 
 
 @pytest.mark.parametrize("ending", ["pass", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_no_process_outlives_the_program(tmp_path, ending):
+def test_no_process_outlives_the_program(tmp_path, new_python, ending):
     program = tmp_path / "program.py"
     program.write_text(
         textwrap.dedent(f"""
@@ -153,7 +152,7 @@ def test_no_process_outlives_the_program(tmp_path, ending):
             {ending}
         """)
     )
-    done = factory.python(program)
+    done = new_python.run(program, folder=tmp_path)
     numbers = [int(number) for number in done.stdout.split()]
     told = done.stderr.splitlines()
     if ending != "pass":  # then nobody unlinks the semaphores of a queue that was not collected yet
@@ -174,7 +173,7 @@ def lives(number):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is imported before a fork")
-def test_a_fork_server_has_ready_what_workers_import_and_knows_no_cuda(tmp_path):
+def test_a_fork_server_has_ready_what_workers_import_and_knows_no_cuda(tmp_path, new_python):
     program = tmp_path / "program.py"
     program.write_text(
         textwrap.dedent("""
@@ -195,6 +194,6 @@ def test_a_fork_server_has_ready_what_workers_import_and_knows_no_cuda(tmp_path)
                 process.join()
         """)
     )
-    done = factory.python(program)
+    done = new_python.run(program, folder=tmp_path)
     assert done.stdout.split() == ["8.0", "True", "False"]
     assert "CUDA in a spawned process: the emulated GPU is in the process that is recorded" in done.stderr

@@ -156,6 +156,7 @@ CELLS = [
 
 @pytest.mark.notebook
 @pytest.mark.browser
+@pytest.mark.usefixtures("kernels")
 def test_what_a_run_stores(tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat", reason="nbformat is missing: pip install -r requirements-dev.txt")
     pytest.importorskip("playwright", reason="playwright is missing: pip install -r requirements-dev.txt")

@@ -65,7 +65,7 @@ def run(*arguments, on="t4"):
 @pytest.fixture
 def shell(here, warm):
     """Return a function that runs a program as a shell's user does, in a Python of its own."""
-    return lambda *arguments: warm.run("run", *arguments, folder=here)
+    return lambda *arguments: warm.run("-m", "loaderviz", "run", *arguments, folder=here)
 
 
 GPU = "import sys, torch\ntorch.ones(1000).to('cuda').sum().item()\n"

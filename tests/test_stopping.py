@@ -17,7 +17,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import factory
 import pytest
 
 import loaderviz as lv
@@ -88,7 +87,7 @@ def stopped(here, warm, on, number, after, *, group=False, times=1):
     """Send a signal to a recorded loop some seconds after its first step; return what is wrong with its end."""
     (here / "program.py").write_text(LOOP)
     temp, page = Path(tempfile.mkdtemp(dir="/tmp")), here / "timeline.html"  # the names of sockets in it are short
-    command = ["run", "--on", on, "program.py", "cpu" if on == "cpu" else "cuda"]
+    command = ["-m", "loaderviz", "run", "--on", on, "program.py", "cpu" if on == "cpu" else "cuda"]
     process = warm.start(*command, folder=here, TMPDIR=str(temp))
     while warm.out.read_text() != "begun\n":
         assert "Traceback" not in warm.err.read_text()
@@ -261,9 +260,9 @@ globals()[sys.argv[1]]()
         ("child", 8, "9"),
     ],
 )
-def test_a_program_that_leaves_at_once_has_its_page(here, temp, how, status, printed, on):
-    """In a Python of its own: one that was forked is a child itself."""
-    done = leave(here, temp, how, on)
+def test_a_program_that_leaves_at_once_has_its_page(here, temp, new_python, how, status, printed, on):
+    """In a Python that was forked without loaderviz: else it is a child itself."""
+    done = leave(here, temp, new_python, how, on)
     assert (done.returncode, done.stdout.strip()) == (status, printed)
     assert len(Timeline.load(here / "t.json.gz")) > 5
     assert "program.py" in (here / "pages/page.html").read_text("utf-8")
@@ -271,21 +270,21 @@ def test_a_program_that_leaves_at_once_has_its_page(here, temp, how, status, pri
 
 
 @pytest.mark.slow
-def test_a_program_that_leaves_at_once_is_told_what_is_lost(here, temp):
-    done = leave(here, temp, "thread", "t4")
+def test_a_program_that_leaves_at_once_is_told_what_is_lost(here, temp, new_python):
+    done = leave(here, temp, new_python, "thread", "t4")
     assert done.returncode == 4 and not (here / "t.json.gz").exists()
     assert "a thread of the program has called os._exit, so nothing that was recorded is kept" in done.stderr
-    done = leave(here, temp, "without_a_place", "t4")
+    done = leave(here, temp, new_python, "without_a_place", "t4")
     assert done.returncode == 1 and "pages" in done.stderr and (here / "t.json.gz").exists()
     assert [path.suffix for path in temp.rglob("*.gz")] == [".gz"]
 
 
-def leave(here, temp, how, on):
+def leave(here, temp, new_python, how, on):
     """Record a program that ends by os._exit; return what became of it."""
     (here / "pages").mkdir(exist_ok=True)
     (here / "program.py").write_text(LEAVES)
     command = "-m", "loaderviz", "run", "--on", on, "--out", "pages/page.html", "--save", "t.json.gz"
-    return factory.python(*command, "program.py", how, folder=here, TMPDIR=str(temp))
+    return new_python.run(*command, "program.py", how, folder=here, TMPDIR=str(temp))
 
 
 @POSIX
@@ -551,11 +550,11 @@ def test_what_cannot_be_written_afterwards_is_named_and_the_rest_is_written(here
 
 @POSIX
 @pytest.mark.slow
-def test_a_file_that_grows_too_large_leaves_the_others(here, capsys):
+def test_a_file_that_grows_too_large_leaves_the_others(here, new_python):
     text = f"{GPU}import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     Path("program.py").write_text(text + "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n")
     command = "-m", "loaderviz", "run", "--on", "t4", "--json", "r.json", "program.py"
-    done = factory.python(*command, folder=here, TMPDIR=str(here / "temp"))
+    done = new_python.run(*command, folder=here, TMPDIR=str(here / "temp"))
     assert done.returncode == 1 and "cannot write timeline.html: File too large" in done.stderr
     assert "the recording is kept in" in done.stderr and "Judged: " in done.stderr
     assert json.loads(Path("r.json").read_text())["schema"]

@@ -27,7 +27,7 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Iterator[Lab]:
+def lab(tmp_path_factory: pytest.TempPathFactory, chromium: Any, kernels: None) -> Iterator[Lab]:
     try:
         with started_lab(tmp_path_factory.mktemp("lab")) as lab:
             yield lab

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import types
+from functools import partial
 from pathlib import Path
 
 import factory
@@ -87,18 +88,18 @@ if __name__ == "__main__":
 """
 
 
-def printed(folder, before="", check=""):
+def printed(python, folder, before="", check=""):
     """What the program prints in a Python that was changed by some lines."""
     text = before + PROGRAM.replace("CHECK", check)
     (folder / "program.py").write_text(text)
-    done = factory.python("program.py", folder=folder)
+    done = python.run("program.py", folder=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory):
-    return printed(tmp_path_factory.mktemp("here"))
+def here(tmp_path_factory, new_python):
+    return printed(new_python, tmp_path_factory.mktemp("here"))
 
 
 @pytest.mark.slow
@@ -115,8 +116,8 @@ def here(tmp_path_factory):
         pytest.param(SPAWN, "", id="spawn"),
     ],
 )
-def test_a_system_that_lacks_it_gives_the_same_timeline(before, check, here, tmp_path):
-    assert printed(tmp_path, before, check) == here
+def test_a_system_that_lacks_it_gives_the_same_timeline(before, check, here, tmp_path, new_python):
+    assert printed(new_python, tmp_path, before, check) == here
 
 
 MAIN_JOB = """
@@ -322,9 +323,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_temporary_files_go_though_workers_live_on(tmp_path):
+def test_temporary_files_go_though_workers_live_on(tmp_path, new_python):
     (tmp_path / "program.py").write_text(KEEPS + SPAWN + LIVES_ON)
-    done = factory.python("program.py", folder=tmp_path, TMPDIR=str(tmp_path))
+    done = new_python.run("program.py", folder=tmp_path, TMPDIR=str(tmp_path))
     assert done.stdout.splitlines() == ["0 3 4", "0 3 4", "1 ['0-7']"], done.stderr
     assert not list(tmp_path.glob("loaderviz-*"))  # the last one went at the program's end
 
@@ -375,8 +376,8 @@ with lv.record(on="t4", threads=False):  # waits that end are as ever, however o
 
 @pytest.mark.slow
 @pytest.mark.parametrize("without", [True, False])
-def test_a_refusal_in_a_thread_ends_the_wait_for_it(without):
-    done = factory.python("-c", WAITS.format(without=without))
+def test_a_refusal_in_a_thread_ends_the_wait_for_it(without, tmp_path, new_python):
+    done = new_python.run("-c", WAITS.format(without=without), folder=tmp_path)
     assert done.stdout.splitlines() == ["True True"] * 4 + ["7 False True", "True 50"], done.stderr
 
 
@@ -449,13 +450,18 @@ REFUSED = {
 }
 
 
-def said(on, *cases, method="spawn", file=None):
-    """What came of these data sets and options, how many workers are left, and what was printed besides."""
+@pytest.fixture
+def said(tmp_path, new_python):
+    """Return a function: what comes of data sets and options, how many workers are left, what is printed besides."""
+    return partial(said_by, new_python, tmp_path)
+
+
+def said_by(python, folder, on, *cases, method="spawn", file=None):
     listed = ", ".join(f"(({on!r}, {method!r}, {case}".replace(", {", "), {", 1) + ")" for case in cases)
     code = CELLS.replace("TASKS", f"cases = [{listed}]")
     if file is not None:
         file.write_text(code, encoding="utf-8")
-    done = factory.python(*([file] if file else ["-c", code]))
+    done = python.run(*([file] if file else ["-c", code]), folder=folder)
     found, _, left = done.stdout.strip().rpartition(" ")
     assert found, done.stderr
     return ast.literal_eval(found), int(left), done.stderr
@@ -463,19 +469,19 @@ def said(on, *cases, method="spawn", file=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on", ["t4", "cpu"])
-def test_what_a_cell_defines_is_refused_at_once(on):
+def test_what_a_cell_defines_is_refused_at_once(said, on):
     assert said(on, *REFUSED.values()) == ([*REFUSED], 0, "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on", ["t4", "cpu"])
-def test_a_fork_server_refuses_it_too_and_what_can_be_imported_works(on):
+def test_a_fork_server_refuses_it_too_and_what_can_be_imported_works(said, on):
     assert said(on, REFUSED["Squares"], "plain, {}", method="forkserver") == (["Squares", 4], 0, "")
     assert said(on, REFUSED["Squares"], method="fork") == ([4], 0, "")
 
 
 @pytest.mark.slow
-def test_a_script_has_its_classes_in_its_workers(tmp_path):
+def test_a_script_has_its_classes_in_its_workers(said, tmp_path):
     assert said("cpu", "Squares(), {'collate_fn': collate}", file=tmp_path / "script.py") == ([4], 0, "")
 
 

@@ -9,6 +9,7 @@ import json
 import random
 import shutil
 import subprocess
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import factory
@@ -48,9 +49,10 @@ ASK = """async ({ tables, expression, all }, page) => {
   return answers;
 }"""
 IN_NODE = f"""
-import {{ readFileSync }} from "node:fs";
+import {{ createInterface }} from "node:readline";
 import * as page from "./page.mjs";
-for (const answer of await ({ASK})(JSON.parse(readFileSync(0)), page)) console.log(answer);
+for await (const line of createInterface({{ input: process.stdin }}))
+  for (const answer of await ({ASK})(JSON.parse(line), page)) console.log(answer);
 """
 ROW = "start", "end", "lane", "kind", "name", "batch", "nbytes", "correlation", "pinned", "cause", "source"
 DRAWN = "start", "end", "style", "name", "batch", "nbytes", "cause", "pinned", "hidden", "tail", "head", "arrow"
@@ -65,25 +67,30 @@ ALL = """(() => {
 })()""".replace("ROW", json.dumps(ROW)).replace("DRAWN", json.dumps(DRAWN))
 
 
+@contextmanager
 def answers(folder, script):
-    """Return a function: what an expression of JavaScript gives for each `it`; `page` is the module of this text."""
+    """Give a function: what an expression of JavaScript gives for each `it`; `page` is the module of this text.
+
+    One Node answers all that is asked: what it has compiled is fast from then on.
+    """
     (folder / "page.mjs").write_text(script, encoding="utf-8")
     (folder / "asks.mjs").write_text(IN_NODE, encoding="utf-8")
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with subprocess.Popen([NODE, folder / "asks.mjs"], text=True, encoding="utf-8", **pipes) as node:
 
-    def ask(expression, all_, known=None):
-        given = json.dumps({"tables": known or tables(), "expression": expression, "all": all_})
-        done = subprocess.run(
-            [NODE, folder / "asks.mjs"], input=given, capture_output=True, text=True, encoding="utf-8"
-        )
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        def ask(expression, all_, known=None):
+            print(json.dumps({"tables": known or tables(), "expression": expression, "all": all_}), file=node.stdin)
+            node.stdin.flush()
+            return [json.loads(node.stdout.readline()) for _ in all_]
 
-    return ask
+        yield ask
+        node.stdin.close()
 
 
 @pytest.fixture(scope="module")
 def in_page(tmp_path_factory):
-    return answers(tmp_path_factory.mktemp("page"), module(*EXPLORER))
+    with answers(tmp_path_factory.mktemp("page"), module(*EXPLORER)) as ask:
+        yield ask
 
 
 def any_settings(chance, heavy=False):

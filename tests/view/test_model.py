@@ -32,7 +32,8 @@ MODEL = """const model = new page.Model(it.head, Object.fromEntries(Object.entri
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory):
     """What Node answers with the module and the names inside of it."""
-    return answers(tmp_path_factory.mktemp("model"), f"{module(*EXPLORER)}\nexport {{ {INSIDE} }};")
+    with answers(tmp_path_factory.mktemp("model"), f"{module(*EXPLORER)}\nexport {{ {INSIDE} }};") as ask:
+        yield ask
 
 
 def with_model(expression):

@@ -26,7 +26,8 @@ needs_node = pytest.mark.skipif(NODE is None, reason="node is missing: install N
 def asked(tmp_path_factory):
     """What Node answers with the script of the front page."""
     story = (made.STORY / "story.js").read_text(encoding="utf-8")
-    return answers(tmp_path_factory.mktemp("story"), module(*EXPLORER) + story)
+    with answers(tmp_path_factory.mktemp("story"), module(*EXPLORER) + story) as ask:
+        yield ask
 
 
 # Texts

@@ -769,7 +769,8 @@ class Stage:
 
     def __del__(self):
         self.over.set()
-        self.thread.join()
+        if self.thread is not threading.current_thread():  # after the block any thread may collect it
+            self.thread.join()
 
 
 @pytest.mark.parametrize("forgotten", ["in the block", "in an earlier one"])
