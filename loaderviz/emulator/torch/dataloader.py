@@ -931,13 +931,16 @@ class Meter(TorchDispatchMode):
                         self._replace(owner, name, price(function, numbers, f"{module}.{path}"))
 
     def _priced(self, function: Callable[..., Any], price: Sequence[int], path: str) -> Callable[..., Any]:
-        """Return a function that costs its own part: decoding that it asks for is charged by itself."""
+        """Return a function that costs its own part: a picture that is not yet decoded is decoded before, for itself."""
         (base, per_byte), touched = price, TOUCHED.get(path, largest)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._inside or self._declared:
                 return function(*args, **kwargs)
+            for image in (*args[:2], *kwargs.values()):
+                if hasattr(image, "fp"):  # of a file; its format may have no price
+                    image.load()
             with self.not_counted():
                 result = function(*args, **kwargs)
                 self._charge(base + per_byte * touched(args, kwargs, result) // 1000, Cause.TRANSFORM)

@@ -149,6 +149,38 @@ def test_a_format_without_a_price_is_unpriced_and_decoded_as_ever():
     assert recording.timeline.context.unpriced == ("data set",)
 
 
+CALLERS = {  # functions that have a price, and decode what was opened
+    "asarray": np.asarray,
+    "convert": lambda image: image.convert("L"),
+    "copy": lambda image: image.copy(),
+    "crop": lambda image: image.crop((1, 1, 31, 31)),
+    "resize": lambda image: image.resize((8, 8)),
+    "rotate": lambda image: image.rotate(10),
+    "flip": lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+    "contrast": lambda image: ImageEnhance.Contrast(image=image),
+    "expand": lambda image: ImageOps.expand(image, 3),
+    "to_tensor": lambda image: torchvision.transforms.functional.to_tensor(image),
+    "pil_to_tensor": lambda image: torchvision.transforms.functional.pil_to_tensor(pic=image),
+}
+
+
+OPTIONS = {"TIFF": {"compression": "tiff_lzw"}, "JPEG2000": {}, "PPM": {}}
+
+
+@pytest.mark.parametrize("name", CALLERS)
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_decoding_without_a_price_is_unpriced_whoever_asks_for_it(kind, name):
+    """The call costs what it costs for a picture in memory, and decoding is not lost in it."""
+    picture = noise(300, 400)
+    data, decoded = saved(kind, picture, **OPTIONS[kind]), Image.fromarray(picture)
+    start = time.thread_time()
+    Image.open(io.BytesIO(data)).load()
+    decoding, own = time.thread_time() - start, cost(lambda: CALLERS[name](decoded))
+    took, recording = recorded(Samples(lambda _: (CALLERS[name](Image.open(io.BytesIO(data))), 0)[1], 3))
+    assert took == [own] * 3
+    assert recording.unpriced["data set"] > 3 * decoding / 2
+
+
 # Other decoders: stand-ins, found by the names of their modules
 
 
