@@ -931,7 +931,7 @@ class Meter(TorchDispatchMode):
                         self._replace(owner, name, price(function, numbers, f"{module}.{path}"))
 
     def _priced(self, function: Callable[..., Any], price: Sequence[int], path: str) -> Callable[..., Any]:
-        """Return a function that costs its own part: a picture that is not yet decoded is decoded before, for itself."""
+        """Return a function that costs its own part: a picture of a file is decoded before, for itself."""
         (base, per_byte), touched = price, TOUCHED.get(path, largest)
 
         @functools.wraps(function)
@@ -941,9 +941,12 @@ class Meter(TorchDispatchMode):
             for image in (*args[:2], *kwargs.values()):
                 if hasattr(image, "fp"):  # of a file; its format may have no price
                     image.load()
+            before = self._left_out
             with self.not_counted():
                 result = function(*args, **kwargs)
-                self._charge(base + per_byte * touched(args, kwargs, result) // 1000, Cause.TRANSFORM)
+                if (nbytes := touched(args, kwargs, result)) is not None:
+                    self._charge(base + per_byte * nbytes // 1000, Cause.TRANSFORM)
+            self._left_out = before if nbytes is None else self._left_out
             return result
 
         return call
@@ -996,9 +999,11 @@ class Meter(TorchDispatchMode):
         self.note(does, time * self.host.transforms // FULL)
 
 
-Touched = Callable[[tuple[Any, ...], dict[str, Any], Any], int]  # what a call costs by: of its arguments and result
+# What a call costs by, of its arguments and result: bytes, or None where it has no price
+Touched = Callable[[tuple[Any, ...], dict[str, Any], Any], int | None]
 SAMPLING = DATA["sampling"]
 FILTERS = SAMPLING["taps"]
+COLORED = "RGB", "RGBA", "P", "CMYK", "YCbCr", "HSV"  # modes of pictures: others have one color, and convert as fast
 
 
 def largest(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
@@ -1006,9 +1011,17 @@ def largest(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     return max(map(_size, (*args[:2], *kwargs.values(), result)))
 
 
-def converted(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """Return the bytes that `Image.convert` reads or writes; to the same mode it copies them."""
-    return largest(args, kwargs, result) // (5 if args[0].mode == result.mode else 1)
+def converted(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
+    """Return the bytes by which `Image.convert` costs; to the same mode it copies, a palette of its own has none."""
+    given = dict(zip(("mode", "matrix", "dither", "palette"), args[1:], strict=False)) | kwargs
+    old, new, colors = args[0].mode, result.mode, SAMPLING["converts"]
+    if old == new:
+        return largest(args, kwargs, result) // 5
+    if new == "P" and given.get("palette"):
+        return None
+    plain = new if given.get("dither") != 0 else f"{new} undithered"
+    often = colors["from"].get(old, 0) + (colors["to"].get(plain, 0) if old in COLORED or new == "1" else 0)
+    return max(largest(args, kwargs, result), result.width * result.height * int(often))
 
 
 def resized(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:

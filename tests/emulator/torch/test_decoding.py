@@ -244,6 +244,39 @@ def test_the_real_opencv_is_priced_by_the_same_names():
     assert cost(lambda: cv2.resize(noise(), (8, 8))) == 700 + 390 * 192 // 1000
 
 
+# Colors
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "nbytes"),
+    [
+        ("RGB", "HSV", 60), ("HSV", "RGB", 134), ("RGB", "P", 153), ("RGB", "1", 28), ("RGB", "YCbCr", 17),
+        ("RGB", "CMYK", 10), ("CMYK", "HSV", 80), ("RGBA", "RGB", 7), ("L", "1", 28), ("L", "HSV", 3), ("RGB", "L", 3),
+        ("RGBA", "RGBA", 0.8),
+    ],
+)  # fmt: skip
+def test_converting_costs_what_the_two_modes_of_a_picture_need(old, new, nbytes):
+    image = Image.fromarray(noise()).convert(old)
+    assert cost(lambda: image.convert(new)) == 2_500 + 160 * int(nbytes * WIDTH * HEIGHT) // 1000
+
+
+def test_dithering_costs_more_and_a_palette_of_the_pictures_own_has_no_price():
+    image, wide = Image.fromarray(noise()), Image.fromarray(noise(300, 400))
+    assert cost(lambda: image.convert("P", dither=0)) == 2_500 + 160 * 71 * WIDTH * HEIGHT // 1000
+    start = time.thread_time()
+    wide.convert("P", palette=1)
+    real = time.thread_time() - start
+    took, recording = recorded(Samples(lambda _: (wide.convert("P", None, None, Image.Palette.ADAPTIVE), 0)[1], 3))
+    assert took == [0, 0, 0] and recording.unpriced["data set"] > 3 * real / 2
+
+
+def test_a_change_of_hue_costs_its_two_conversions_in_the_second_transforms_too():
+    v2, image = pytest.importorskip("torchvision.transforms.v2"), Image.fromarray(noise())
+    there_and_back = 2 * 2_500 + 160 * (60 + 134) * WIDTH * HEIGHT // 1000
+    took = cost(lambda: v2.functional.adjust_hue(image, 0.1))
+    assert there_and_back < took < 1.1 * there_and_back  # it asks for the bytes of the hue, too
+
+
 # Filters
 
 
