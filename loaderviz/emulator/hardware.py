@@ -26,6 +26,7 @@ SECOND = 10**9
 PAGE = 4096  # bytes
 SMALL_MALLOC = 2 * 2**20  # bytes: the segments of PyTorch's small blocks
 CACHED = 2 * 2**20  # bytes of pageable memory that the processor has at hand: its second cache, assumed
+AT_HAND = 8 * 2**20  # bytes of a sample that the processor's caches have, assumed
 BRANDS = re.compile(r"^(nvidia |geforce |tesla )*")
 
 
@@ -288,6 +289,7 @@ class Host(Hardware):
     ranks_on_host: int = 1  # equal training processes that share cores, disk, memory's bandwidth and /dev/shm
     parallel_bandwidth: int = 0  # what torch's threads read and write together; 0: as one thread
     transforms: int = 0  # thousandths of the times in the table of transforms (torch/dataloader.py)
+    cached_bandwidth: int = 0  # what one thread reads and writes in its caches; 0: as `memory_bandwidth`
     wake: int = 0  # a blocked host goes on so long after what it waited for
     lock: int = 0  # a lock is taken, by whoever finds it free
     thread_wake: int = 0  # a thread that waits for another one goes on so long after it was let go on
@@ -327,6 +329,12 @@ class Host(Hardware):
         """
         math = ceil_div(flops * SECOND, self.flops) if self.flops else 0
         return max(ceil_div(nbytes * SECOND, self.memory_bandwidth), math, work * self.transforms // FULL)
+
+    def sample_time(self, nbytes: int, flops: int = 0, work: int = 0) -> int:
+        """Return `work_time` [ns] of an operator in a data set: the first bytes of a sample are in the caches."""
+        near = min(nbytes, AT_HAND)
+        faster = max(self.memory_bandwidth, self.cached_bandwidth)
+        return self.work_time(nbytes - near + near * self.memory_bandwidth // faster, flops, work)
 
     def list_time(self, count: int) -> int:
         """Return the time in ns in which `torch.tensor` reads so many numbers out of lists, one by one."""

@@ -744,7 +744,7 @@ class Meter(TorchDispatchMode):
                 elif operator.base in STACKING:
                     self._stacked += len(args[0])
                 else:
-                    took = self.host.work_time(*host_work(operator, args, kwargs, result))
+                    took = self.host.sample_time(*host_work(operator, args, kwargs, result))
                     filtering = sampled(operator.base, args, result) * SAMPLING["per_byte"] // 1000
                     self.work += self.host.dispatch + max(took, filtering * self.host.transforms // FULL)
             return result
@@ -1080,7 +1080,7 @@ def sampled(base: str, args: Any, result: Any) -> int:
         return 0
     if not taps:
         return int(result.numel() * SAMPLING["nearest"])
-    planes = result.shape[0] * result.shape[1] * result.element_size()
+    planes = result.shape[0] * result.shape[1] * max(SAMPLING["least"], result.element_size())
     return int(planes * _passes(args[0].shape[2:], result.shape[2:], taps, base.endswith("_aa")))
 
 

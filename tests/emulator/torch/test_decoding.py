@@ -6,7 +6,7 @@ The numbers are those of hardware.toml; the host has no other costs, and its `tr
 import io
 import sys
 import time
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from types import ModuleType
 
 import numpy as np
@@ -318,7 +318,7 @@ ROUNDED = 4  # ns: each operator's bytes, at 10**15 a second
 
 
 def test_an_operator_that_interpolates_costs_what_it_touches():
-    """Shrunk to half: antialiased, its filters are twice as wide. Each number of the table is ps a byte."""
+    """Shrunk to half: antialiased, its filters are twice as wide. Of a picture of bytes a number costs two."""
     picture = torch.zeros(1, 3, HEIGHT, WIDTH)
 
     def resized(image, **options):
@@ -328,11 +328,55 @@ def test_an_operator_that_interpolates_costs_what_it_touches():
     pixels = 3 * (HEIGHT * 40 + 30 * 40)
     assert resized(picture, mode="bilinear", antialias=True) == 97 * 4 * pixels * 6 // 1000
     assert resized(picture, mode="bilinear") == 97 * 4 * pixels * 4 // 1000
-    assert resized(picture.byte(), mode="bicubic", antialias=True) == 97 * pixels * 10 // 1000
+    assert resized(picture.byte(), mode="bicubic", antialias=True) == 97 * 2 * pixels * 10 // 1000
     assert resized(picture, mode="nearest") == 97 * 10 * 3 * 30 * 40 // 1000
     grid = torch.zeros(1, HEIGHT, WIDTH, 2)
     sample = torch.nn.functional.grid_sample
     assert cost(lambda: sample(picture, grid, align_corners=False)) == 97 * (4 * BYTES * 9 // 2) // 1000
+
+
+# Operators on a sample
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "filters", "lanes"), [(3, 3, 3, 1), (1, 1, 1, 1), (16, 16, 16, 1), (20, 20, 20, 2)]
+)
+def test_a_depthwise_convolution_works_on_16_channels_however_few_there_are(channels, groups, filters, lanes):
+    image, weight = torch.zeros(1, channels, 34, 34), torch.zeros(filters, 1, 5, 5)
+    host = replace(TABLE, flops=10**9)
+    took, _ = recorded(Samples(lambda _: (torch.conv2d(image, weight, groups=groups), 0)[1], 3), host)
+    assert took == [2 * 16 * lanes * 30 * 30 * (5 * 5 + 40)] * 3
+
+
+def test_a_convolution_over_all_channels_costs_its_flops():
+    image, weight = torch.zeros(1, 3, 34, 34), torch.zeros(3, 3, 5, 5)
+    host = replace(TABLE, flops=10**9)
+    took, _ = recorded(Samples(lambda _: (torch.conv2d(image, weight), 0)[1], 3), host)
+    assert took == [2 * 3 * 3 * 25 * 30 * 30] * 3
+
+
+@pytest.mark.parametrize(("numbers", "effective"), [(10**5, 8 * 10**5 / 4), (2**21, 2**24 - 2**23 * 3 / 4)])
+def test_an_operator_on_a_sample_works_in_the_caches_as_far_as_they_reach(numbers, effective):
+    """Floats, read and written: 8 MiB of them four times as fast as memory."""
+    sample, host = torch.zeros(numbers), replace(TABLE, memory_bandwidth=10**9, cached_bandwidth=4 * 10**9)
+    took, _ = recorded(Samples(lambda _: (sample * 2, 0)[1], 3), host)
+    assert took == [effective] * 3
+    plain, _ = recorded(Samples(lambda _: (sample * 2, 0)[1], 3), replace(host, cached_bandwidth=0))
+    assert plain == [8 * numbers] * 3
+
+
+@pytest.mark.parametrize(("kind", "ps"), [(torch.uint8, 300), (torch.int64, 300), (torch.int32, 0)])
+def test_floats_are_made_bytes_one_by_one(kind, ps):
+    assert cost(lambda: torch.zeros(100_000).to(kind)) == pytest.approx(ps * 100, abs=ROUNDED)
+
+
+def test_a_change_of_hue_of_a_tensor_costs_its_way_through_hsv():
+    functional, v2 = torchvision.transforms.functional, pytest.importorskip("torchvision.transforms.v2").functional
+    picture, nbytes = torch.rand(3, HEIGHT, WIDTH), 4 * BYTES
+    first = 90_000 + (2_550 * nbytes) // 1000 + (6_400 * nbytes) // 1000
+    second = 80_000 + (1_730 * nbytes) // 1000 + (2_150 * nbytes) // 1000
+    assert cost(lambda: functional.adjust_hue(picture, 0.1)) == pytest.approx(first, rel=0.05)
+    assert cost(lambda: v2.adjust_hue(picture, 0.1)) == pytest.approx(second, rel=0.05)
 
 
 def test_a_product_of_points_with_a_small_matrix_costs_its_points():
