@@ -1015,13 +1015,14 @@ def converted(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int
     """Return the bytes by which `Image.convert` costs; to the same mode it copies, a palette of its own has none."""
     given = dict(zip(("mode", "matrix", "dither", "palette"), args[1:], strict=False)) | kwargs
     old, new, colors = args[0].mode, result.mode, SAMPLING["converts"]
+    nbytes = largest(args, kwargs, result)
     if old == new:
-        return largest(args, kwargs, result) // 5
+        return nbytes // 5
     if new == "P" and given.get("palette"):
         return None
     plain = new if given.get("dither") != 0 else f"{new} undithered"
     often = colors["from"].get(old, 0) + (colors["to"].get(plain, 0) if old in COLORED or new == "1" else 0)
-    return max(largest(args, kwargs, result), result.width * result.height * int(often))
+    return max(nbytes, int(result.width * result.height * often))
 
 
 def resized(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
