@@ -551,7 +551,9 @@ def parcel_of(data: Any, sent: set[Hashable]) -> Parcel:
             if handle in sent:
                 sizes[place] = 0
             sent.add(handle)
-    return Parcel(len(sizes), sum(sizes.values()), _pickled(data, set()))
+    pickled = list(_pickled(data, set()))
+    arrays = sum(size for size, is_array in pickled if is_array)
+    return Parcel(len(sizes), sum(sizes.values()), sum(size for size, _ in pickled), arrays)
 
 
 def _handle(storage: torch.UntypedStorage) -> Hashable:
@@ -560,18 +562,18 @@ def _handle(storage: torch.UntypedStorage) -> Hashable:
     return next((handle for handle, each in [*reductions.shared_cache.items()] if each.cdata == mine), None)
 
 
-def _pickled(data: Any, seen: set[int]) -> int:
+def _pickled(data: Any, seen: set[int]) -> Iterator[tuple[int, bool]]:
+    """Give the bytes of each part that is pickled, and whether it is an array."""
     if isinstance(data, (torch.Tensor, int, float, type(None))) or id(data) in seen:
-        return 0
+        return
     seen.add(id(data))  # pickle writes an object once
-    if isinstance(data, (str, bytes, bytearray)):
-        return len(data)
-    if size := _size(data):
-        return size
+    if size := len(data) if isinstance(data, (str, bytes, bytearray)) else _size(data):
+        yield size, not isinstance(data, (str, bytes, bytearray))
+        return
     if hasattr(data, "__dict__") and not isinstance(data, type):
         data = vars(data)
-    parts = data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else ()
-    return sum(_pickled(part, seen) for part in parts)
+    for part in data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else ():
+        yield from _pickled(part, seen)
 
 
 def mark(session: Session, data: Any, batch: int, *, new: bool = False) -> None:
