@@ -78,6 +78,12 @@ UNPRICED = {
     "waiting": "the data set waits on this machine for a socket, a process, a lock or a file system, which costs "
     "nothing on a named host: declare it with loaderviz.costs(waits=seconds), or record with host='auto'",
 }
+# What the figures of a host are, by whether this machine is measured
+MADE_OF = (
+    "other Python costs nothing",
+    "cores, new pages of memory, data sets and other Python as measured on this machine; the preset's calls of torch "
+    "and CUDA, copies, page-locking, operators and disk",
+)
 MEASURED = "what the data set waited for was measured with this machine's clock, {0} a batch: {1}"
 NOTED_SPUN = 0.1  # of what fetches took
 SPUN = (
@@ -605,8 +611,7 @@ class Session(HostThread, TensorMemory):
         self.deferred.host_knows()
         self.batches.finish()
         runtime = self.runtime
-        python = "as measured on this machine" if self.measured else "costs nothing"
-        host = f"{runtime.host.name} (other Python {python})"
+        host = f"{runtime.host.name} ({MADE_OF[self.measured]})"
         unpriced, measured = self._not_priced(), ("waiting",) if self.measured and self._waits() else ()
         for kind in unpriced:
             self.note(UNPRICED[kind])

@@ -32,6 +32,20 @@ def test_clocks_follow_the_virtual_host(clock, recording):
     assert seconds == pytest.approx([3600] * 3, abs=1e-3) and ns == pytest.approx(3600 * 10**9, abs=10**6)
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("auto", "laptop (cores, new pages of memory, data sets and other Python as measured on this machine; the "),
+        ("laptop", "laptop (other Python costs nothing)"),
+    ],
+)
+def test_a_timeline_says_what_of_its_host_was_measured_and_who_shares_it(given, told):
+    with lv.record(on="a100", host=given) as recording:
+        torch.ones(2, device="cuda")
+    assert recording.timeline.context.host.startswith(told)
+    assert ("the preset's calls of torch" in recording.timeline.context.host) == (given == "auto")
+
+
 def test_clocks_go_on_from_the_real_ones_and_back():
     before = time.time()
     with lv.record(on="a100"):
