@@ -395,6 +395,7 @@ class Host(Hardware):
         together = ceil_div(self.parallel_bandwidth, ranks)
         return replace(
             self,
+            name=f"{self.name} ({ranks} ranks share it)",
             cores=max(1, self.cores // ranks) if self.cores else 0,
             memory_bandwidth=min(self.memory_bandwidth, together or self.memory_bandwidth),
             parallel_bandwidth=together,

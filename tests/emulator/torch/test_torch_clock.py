@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import timeit
+from dataclasses import replace
 from time import perf_counter as early_perf_counter
 from time import sleep as early_sleep
 
@@ -37,6 +38,7 @@ def test_clocks_follow_the_virtual_host(clock, recording):
     [
         ("auto", "laptop (cores, new pages of memory, data sets and other Python as measured on this machine; the "),
         ("laptop", "laptop (other Python costs nothing)"),
+        (replace(HOST, ranks_on_host=8), "laptop (8 ranks share it) (other Python costs nothing)"),
     ],
 )
 def test_a_timeline_says_what_of_its_host_was_measured_and_who_shares_it(given, told):
