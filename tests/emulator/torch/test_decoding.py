@@ -446,6 +446,7 @@ def test_what_has_no_price_is_said(make, kind):
     assert timeline.context.unpriced == (kind,)
     assert f"unpriced: {kind}" in str(lv.summarize(timeline))
     assert lv.advise(timeline)[0].kind == "unpriced"
+    assert "unpriced: " in timeline.figure().to_json()
 
 
 @pytest.mark.parametrize(("times", "said"), [(0.1, ()), (2.5, ("data set",))])
