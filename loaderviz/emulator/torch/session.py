@@ -73,8 +73,8 @@ NOTED_SHARE = 0.25  # so much of what a fetch takes here is noted, too, where it
 CLEAR = 12_000_000  # and than so many ns: of less the emulator's own part, 8 ms in benchmarks/loops, may be most
 WAITED = 20_000_000  # ns of waiting in all batches but the longest, from which it is noted: it may come in some only
 UNPRICED = {
-    "data set": "unpriced: the data set's own Python takes time on this machine that a named host does not know: declare "
-    "it with loaderviz.costs(seconds), or record with host='auto'; recording.unpriced has the figures",
+    "data set": "unpriced: the data set's own Python takes time on this machine that a named host does not know: "
+    "declare it with loaderviz.costs(seconds), or record with host='auto'; recording.unpriced has the figures",
     "waiting": "unpriced: the data set waits on this machine for a socket, a process, a lock or a file system, which "
     "costs nothing on a named host: declare it with loaderviz.costs(waits=seconds), or record with host='auto'",
 }
