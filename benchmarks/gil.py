@@ -30,6 +30,7 @@ from typing import NamedTuple
 import torch
 
 import loaderviz as lv
+from loaderviz import machine
 from loaderviz.emulator.hardware import Host
 
 FOUND = Path(__file__).with_name("gil.csv")
@@ -179,7 +180,7 @@ def main() -> None:
         took = {kind: alone(piece) for kind, piece in pieces.items()}
         took |= {"calling": alone(partial(hashlib.sha256, b""))}
         found = list(measured(pieces))
-    took |= {"cores": os.cpu_count() or 1, "interval": sys.getswitchinterval()}
+    took |= {"cores": machine.cores().threads, "interval": sys.getswitchinterval()}
     with FOUND.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("threads", "thread", "measured", "cores"))

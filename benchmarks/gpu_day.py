@@ -34,6 +34,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from loaderviz.machine import cores
+
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 2**20
 SIZES = MIB // 4, 4 * MIB, 64 * MIB, 256 * MIB  # bytes of a copy
@@ -122,7 +124,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
-        "cores": os.cpu_count(),
+        "cores": cores().threads,
     }
 
 

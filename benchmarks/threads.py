@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import os
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ import torch
 
 import loaderviz as lv
 from benchmarks.programs import PROGRAMS, Program
+from loaderviz import machine
 
 FRANTIC = 1e-6  # s
 BUSY = "while True: sum(range(10000))"  # what a process does that takes a core
@@ -255,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="PROGRAM")
     parser.add_argument("--runs", default=100, type=int)
-    parser.add_argument("--load", default=os.cpu_count() or 1, type=int, help="processes that keep a core busy")
+    parser.add_argument("--load", default=machine.cores().threads, type=int, help="processes that keep a core busy")
     options = parser.parse_args(arguments)
     wanted = {name: run for name, run in programs().items() if name in options.names or not options.names}
     if options.runs < 2 or options.load < 0 or len(wanted) < len(set(options.names)):

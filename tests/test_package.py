@@ -149,6 +149,12 @@ def test_a_clock_that_a_system_may_lack_is_asked_for_in_one_file():
     assert named == []
 
 
+def test_one_place_counts_cores():
+    """What a machine has is not what a process may use: an affinity, or a container's quota."""
+    every = [*MODULES, *(ROOT.parent / "benchmarks").rglob("*.py")]
+    assert [path.name for path in every if "cpu_count" in path.read_text(encoding="utf-8")] == ["machine.py"]
+
+
 def test_a_torch_that_is_newer_than_any_tried_is_a_note(monkeypatch):
     notes = []
     for newest in ((9, 0), (2, 0)):

@@ -35,10 +35,11 @@ from loaderviz.emulator.torch.dataloader import Meter
 from loaderviz.errors import NotSentError
 from loaderviz.machine import COARSE, cores, new_pages, thread_time_ns, tick, time_of
 
-LARGE, PICKLED, ROUNDS = 2**24, 2**19, 7  # bytes that are copied, and sent; times that something is measured
+LARGE, NEAR, ROUNDS = 2**24, 2**20, 7  # bytes that are copied, and in caches; times that something is measured
+PARTS, BYTES = 256, 2**16  # that are sent in a list, and of each: 16 MiB, so that all of their memory is new
 MEASURED = "measured by loaderviz.calibrate()"
 PATIENCE, STARTED_ANEW = 10, 60  # s until a batch comes from a worker: forked, or started with an import of torch
-BATCHES, FIRST = 24, 4  # that a worker sends of each kind; those in which it warms up
+BATCHES, FEW, FIRST = 24, 9, 4  # that a worker sends of each kind, and of large ones; those in which it warms up
 
 
 @overload
@@ -84,8 +85,10 @@ def _least(action: Callable[[], object]) -> int:
 
 def _memory() -> dict[str, Any]:
     source, target, matrix, page = torch.ones(LARGE // 4), torch.ones(LARGE // 4), torch.ones(512, 512), new_pages()
+    near, product = source[: NEAR // 4], target[: NEAR // 4]
     return {
         "memory_bandwidth": 2 * source.nbytes * SECOND // _least(lambda: target.copy_(source)),
+        "cached_bandwidth": 2 * NEAR * SECOND // _least(lambda: torch.mul(near, 2, out=product)),
         "flops": 2 * 512**3 * SECOND // _least(lambda: matrix @ matrix),
         "new_page": round(page.written),
         "first_read": round(page.read),
@@ -122,11 +125,11 @@ def _decoding() -> dict[str, Any]:
 class Stamped(Dataset[Any]):
     """A batch of one kind, with the processor time of making it, and its worker's until then [ns]."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make
+    def __init__(self, make: Callable[[], Any], batches: int) -> None:
+        self.make, self.batches = make, batches
 
     def __len__(self) -> int:
-        return BATCHES
+        return self.batches
 
     def __getitem__(self, index: int) -> Any:
         start = thread_time_ns()
@@ -138,12 +141,16 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _crossing(make: Callable[[], Any]) -> tuple[float, float]:
-    """Return the ns of processor time that a worker takes to send a batch, and that this thread takes to receive it."""
+def _parts() -> list[bytes]:
+    return [bytes(bytearray(BYTES)) for _ in range(PARTS)]
+
+
+def _crossing(make: Callable[[], Any], batches: int = BATCHES) -> tuple[int, int]:
+    """Return the least ns of processor time in which a worker sends a batch, and this thread receives it."""
     patience = PATIENCE if multiprocessing.get_start_method() == "fork" else STARTED_ANEW
-    loader = iter(DataLoader(Stamped(make), None, num_workers=1, collate_fn=_as_it_is, timeout=patience))
+    loader = iter(DataLoader(Stamped(make, batches), None, num_workers=1, collate_fn=_as_it_is, timeout=patience))
     sent, received, before = [], [], 0
-    for _ in range(BATCHES):
+    for _ in range(batches):
         start = thread_time_ns()
         try:
             _, making, stamp = next(loader)
@@ -157,21 +164,20 @@ def _crossing(make: Callable[[], Any]) -> tuple[float, float]:
         received.append(thread_time_ns() - start)
         sent.append(stamp - before - making)
         before = stamp
-    return statistics.median(sent[FIRST:]), statistics.median(received[FIRST:])
+    return min(sent[FIRST:]), min(received[FIRST:])
 
 
 def _boundary() -> dict[str, Any]:
     if tick() >= COARSE:  # a batch takes less, and on the wall it would be what the two processes wait for each other
         return {}
-    makes: list[Callable[[], Any]] = [int, partial(bytes, PICKLED), partial(torch.zeros, 1)]
-    nothing, pickled, tensor = map(_crossing, makes)
+    nothing, tensor, pickled = _crossing(int), _crossing(partial(torch.zeros, 1)), _crossing(_parts, FEW)
     found = {
         "fetch_base": nothing[0],
         "hand_out": nothing[1],
         "tensor_sent": tensor[0] - nothing[0],
         "tensor_received": tensor[1] - nothing[1],
-        "pickle_per_byte": (pickled[0] - nothing[0]) * 1000 / PICKLED,
-        "unpickle_per_byte": (pickled[1] - nothing[1]) * 1000 / PICKLED,
+        "pickle_per_byte": (pickled[0] - nothing[0]) * 1000 / (PARTS * BYTES),
+        "unpickle_per_byte": (pickled[1] - nothing[1]) * 1000 / (PARTS * BYTES),
     }
     return {name: max(0, round(value)) for name, value in found.items()}
 

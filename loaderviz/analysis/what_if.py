@@ -747,7 +747,7 @@ class _LoopWork:
         fetch = round(made * self.scale * self.slower * self.share)
         waits = round(step.waits * self.scale)
         locked = round(self.loop.locked * self.scale)
-        sends = Parcel(parcel.tensors, round(parcel.shared * self.scale), round(parcel.pickled * self.scale))
+        sends = Parcel(parcel.tensors, *(round(nbytes * self.scale) for nbytes in parcel[1:]))
         return Batch(tensors, round(step.samples * self.scale), fetch, self.loop.draw_time, waits, locked, sends)
 
     def source(self, does: str) -> str:

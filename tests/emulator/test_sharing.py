@@ -169,6 +169,7 @@ def test_a_batch_crosses_by_tensors_pages_and_pickled_bytes():
     parcel = Parcel(2, 2 * 4096 + 1, 1_000)
     assert host.sending(parcel) == 2 * 10_000 + 3 * 100 + 2_000
     assert host.receiving(parcel) == 2 * 7_000 + 3 * 10 + 3_000
+    assert host.sending(Parcel(pickled=9_000, arrays=8_000)) == 2 * 9_000 + 2 * 2 * 100  # two pages, twice more
     assert host.sending(Parcel()) == host.receiving(Parcel()) == 0
 
 

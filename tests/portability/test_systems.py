@@ -204,7 +204,9 @@ def test_fetches_are_measured_right_in_sum_by_a_clock_that_ticks(ticking):
     assert abs(waited - 2_000_000_000) <= 3 * TICK
 
 
-@pytest.mark.parametrize(("time", "count", "noted"), [(5_000_000, 12, True), (1_500_000, 100, False)])
+@pytest.mark.parametrize(
+    ("time", "count", "noted"), [(5_000_000, 12, True), (1_500_000, 100, True), (150_000, 100, False)]
+)
 def test_time_that_nothing_prices_is_noted_however_the_clock_ticks(ticking, time, count, noted):
     with lv.record(on="a100", host="laptop") as recording:
         for batch in DataLoader(burns(ticking, time, count)):

@@ -561,7 +561,9 @@ def parcel_of(data: Any, sent: set[Hashable]) -> Parcel:
             if handle in sent:
                 sizes[place] = 0
             sent.add(handle)
-    return Parcel(len(sizes), sum(sizes.values()), _pickled(data, set()))
+    pickled = list(_pickled(data, set()))
+    arrays = sum(size for size, is_array in pickled if is_array)
+    return Parcel(len(sizes), sum(sizes.values()), sum(size for size, _ in pickled), arrays)
 
 
 def _handle(storage: torch.UntypedStorage) -> Hashable:
@@ -570,18 +572,18 @@ def _handle(storage: torch.UntypedStorage) -> Hashable:
     return next((handle for handle, each in [*reductions.shared_cache.items()] if each.cdata == mine), None)
 
 
-def _pickled(data: Any, seen: set[int]) -> int:
+def _pickled(data: Any, seen: set[int]) -> Iterator[tuple[int, bool]]:
+    """Give the bytes of each part that is pickled, and whether it is an array."""
     if isinstance(data, (torch.Tensor, int, float, type(None))) or id(data) in seen:
-        return 0
+        return
     seen.add(id(data))  # pickle writes an object once
-    if isinstance(data, (str, bytes, bytearray)):
-        return len(data)
-    if size := _size(data):
-        return size
+    if size := len(data) if isinstance(data, (str, bytes, bytearray)) else _size(data):
+        yield size, not isinstance(data, (str, bytes, bytearray))
+        return
     if hasattr(data, "__dict__") and not isinstance(data, type):
         data = vars(data)
-    parts = data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else ()
-    return sum(_pickled(part, seen) for part in parts)
+    for part in data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else ():
+        yield from _pickled(part, seen)
 
 
 def mark(session: Session, data: Any, batch: int, *, new: bool = False) -> None:
@@ -754,7 +756,7 @@ class Meter(TorchDispatchMode):
                 elif operator.base in STACKING:
                     self._stacked += len(args[0])
                 else:
-                    took = self.host.work_time(*host_work(operator, args, kwargs, result))
+                    took = self.host.sample_time(*host_work(operator, args, kwargs, result))
                     filtering = sampled(operator.base, args, result) * SAMPLING["per_byte"] // 1000
                     self.work += self.host.dispatch + max(took, filtering * self.host.transforms // FULL)
             return result
@@ -941,16 +943,22 @@ class Meter(TorchDispatchMode):
                         self._replace(owner, name, price(function, numbers, f"{module}.{path}"))
 
     def _priced(self, function: Callable[..., Any], price: Sequence[int], path: str) -> Callable[..., Any]:
-        """Return a function that costs its own part: decoding that it asks for is charged by itself."""
+        """Return a function that costs its own part: a picture of a file is decoded before, for itself."""
         (base, per_byte), touched = price, TOUCHED.get(path, largest)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._inside or self._declared:
                 return function(*args, **kwargs)
+            for image in (*args[:2], *kwargs.values()):
+                if hasattr(image, "fp"):  # of a file; its format may have no price
+                    image.load()
+            before = self._left_out
             with self.not_counted():
                 result = function(*args, **kwargs)
-                self._charge(base + per_byte * touched(args, kwargs, result) // 1000, Cause.TRANSFORM)
+                if (nbytes := touched(args, kwargs, result)) is not None:
+                    self._charge(base + per_byte * nbytes // 1000, Cause.TRANSFORM)
+            self._left_out = before if nbytes is None else self._left_out
             return result
 
         return call
@@ -1003,9 +1011,11 @@ class Meter(TorchDispatchMode):
         self.note(does, time * self.host.transforms // FULL)
 
 
-Touched = Callable[[tuple[Any, ...], dict[str, Any], Any], int]  # what a call costs by: of its arguments and result
+# What a call costs by, of its arguments and result: bytes, or None where it has no price
+Touched = Callable[[tuple[Any, ...], dict[str, Any], Any], int | None]
 SAMPLING = DATA["sampling"]
 FILTERS = SAMPLING["taps"]
+COLORED = "RGB", "RGBA", "P", "CMYK", "YCbCr", "HSV"  # modes of pictures: others have one color, and convert as fast
 
 
 def largest(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
@@ -1013,9 +1023,18 @@ def largest(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     return max(map(_size, (*args[:2], *kwargs.values(), result)))
 
 
-def converted(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """Return the bytes that `Image.convert` reads or writes; to the same mode it copies them."""
-    return largest(args, kwargs, result) // (5 if args[0].mode == result.mode else 1)
+def converted(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
+    """Return the bytes by which `Image.convert` costs; to the same mode it copies, a palette of its own has none."""
+    given = dict(zip(("mode", "matrix", "dither", "palette"), args[1:], strict=False)) | kwargs
+    old, new, colors = args[0].mode, result.mode, SAMPLING["converts"]
+    nbytes = largest(args, kwargs, result)
+    if old == new:
+        return nbytes // 5
+    if new == "P" and given.get("palette"):
+        return None
+    plain = new if given.get("dither") != 0 else f"{new} undithered"
+    often = colors["from"].get(old, 0) + (colors["to"].get(plain, 0) if old in COLORED or new == "1" else 0)
+    return max(nbytes, int(result.width * result.height * often))
 
 
 def resized(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
@@ -1074,7 +1093,7 @@ def sampled(base: str, args: Any, result: Any) -> int:
         return 0
     if not taps:
         return int(result.numel() * SAMPLING["nearest"])
-    planes = result.shape[0] * result.shape[1] * result.element_size()
+    planes = result.shape[0] * result.shape[1] * max(SAMPLING["least"], result.element_size())
     return int(planes * _passes(args[0].shape[2:], result.shape[2:], taps, base.endswith("_aa")))
 
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from loaderviz.emulator.device import Stream
-from loaderviz.emulator.hardware import DATA, Gpu
+from loaderviz.emulator.hardware import DATA, Gpu, ceil_div
 from loaderviz.emulator.kernels import (
     CLASS,
     PRODUCTS,
@@ -597,6 +597,9 @@ def _tensors(session: Session, args: Any, kwargs: Any = None) -> tuple[Tensors, 
         return tensors, list(map(tag_of, tensors))
 
 
+ROUNDED = torch.uint8, torch.int64  # into which floats are converted one by one
+
+
 def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[int, int, int]:
     """Return the bytes that an operator on the host reads and writes, its FLOPs as torch counts, other work [ns]."""
     tensors = _collected(args, kwargs)
@@ -608,11 +611,23 @@ def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[
         nbytes += result.numel() * args[0].shape[-1].bit_length() * CACHE_LINE
     counter = flop_registry.get(operator.packet) if operator.multiplies else None
     flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
-    if each := DATA["operators"].get(operator.base, 0):  # a mask of few numbers chooses whole rows, which are copied
+    if operator.base == "convolution" and args[8] == args[1].shape[0] == result.shape[1]:
+        flops = _depthwise(args[1], result)
+    each = DATA["operators"].get(operator.base, 0)
+    if operator.base == "_to_copy" and args[0].is_floating_point() and result.dtype in ROUNDED:
+        each = DATA["operators"]["rounded"]
+    if each:  # a mask of few numbers chooses whole rows, which are copied
         each *= max(
             (part.numel() for part in (tensors[:1] if operator.base == "where" else (*tensors, *made))), default=0
         )
     return nbytes, flops, each // 1000
+
+
+def _depthwise(weight: torch.Tensor, result: torch.Tensor) -> int:
+    """Return the FLOPs that a depthwise convolution takes as long as on the host: few channels use it badly."""
+    together, ordering = DATA["depthwise"]["channels"], DATA["depthwise"]["ordering"]
+    pixels = result.numel() // result.shape[1] * together * ceil_div(result.shape[1], together)
+    return int(2 * pixels * (weight[0, 0].numel() + ordering))
 
 
 def _outputs(result: Any) -> Tensors:

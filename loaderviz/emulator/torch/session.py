@@ -56,6 +56,7 @@ ON_HOST = object()
 PIN_THREAD = "loaderviz pin thread"
 OTHER_WORK = [{str(key): [key, (key,)]} for key in range(8)]  # as large as the emulator's for an operator
 NOTED = 2_000_000  # ns of a batch that are unpriced, or measured on the wall, from which this is noted
+LITTLE, MOST = 300_000, 5  # ns of a batch that is unpriced, too, where they are so many times what is charged
 # And how many times what is charged. This machine's processor may be slower than the named one; its waits add up.
 ONE_THREAD = (
     ": with threads=False the emulated GPU has one host thread. Issue CUDA calls from the thread that entered "
@@ -72,11 +73,17 @@ NOTED_SHARE = 0.25  # so much of what a fetch takes here is noted, too, where it
 CLEAR = 12_000_000  # and than so many ns: of less the emulator's own part, 8 ms in benchmarks/loops, may be most
 WAITED = 20_000_000  # ns of waiting in all batches but the longest, from which it is noted: it may come in some only
 UNPRICED = {
-    "data set": "the data set's own Python takes time on this machine that a named host does not know: declare it with "
-    "loaderviz.costs(seconds), or record with host='auto'; recording.unpriced has the figures",
-    "waiting": "the data set waits on this machine for a socket, a process, a lock or a file system, which costs "
-    "nothing on a named host: declare it with loaderviz.costs(waits=seconds), or record with host='auto'",
+    "data set": "unpriced: the data set's own Python takes time on this machine that a named host does not know: "
+    "declare it with loaderviz.costs(seconds), or record with host='auto'; recording.unpriced has the figures",
+    "waiting": "unpriced: the data set waits on this machine for a socket, a process, a lock or a file system, which "
+    "costs nothing on a named host: declare it with loaderviz.costs(waits=seconds), or record with host='auto'",
 }
+# What the figures of a host are, by whether this machine is measured
+MADE_OF = (
+    "other Python costs nothing",
+    "cores, new pages of memory, data sets and other Python as measured on this machine; the preset's calls of torch "
+    "and CUDA, copies, page-locking, operators and disk",
+)
 MEASURED = "what the data set waited for was measured with this machine's clock, {0} a batch: {1}"
 NOTED_SPUN = 0.1  # of what fetches took
 SPUN = (
@@ -429,12 +436,12 @@ class Session(HostThread, TensorMemory):
             for times in (self.unpriced.get("data set", []), self._charged, self._here)
         )
         noted = [
-            time >= NOTED * many and time > min(far * cost, max(cost, NOTED_SHARE * here, CLEAR * many))
+            (time >= NOTED * many and time > min(far * cost, max(cost, NOTED_SHARE * here, CLEAR * many)))
+            or time > max(LITTLE * many, MOST * cost)
             for time, cost, here in zip(*sums, strict=True)
         ]
-        python = len(noted) > 1 and 2 * sum(noted) > len(
-            noted
-        )  # of one batch nothing is known: it may load and warm up
+        # of one batch nothing is known: it may load and warm up
+        python = len(noted) > 1 and 2 * sum(noted) > len(noted)
         waiting = self._waits() > NOTED_TIMES["waiting"] * sum(self._charged)
         return tuple(kind for kind, is_far in (("data set", python), ("waiting", waiting)) if is_far)
 
@@ -604,8 +611,7 @@ class Session(HostThread, TensorMemory):
         self.deferred.host_knows()
         self.batches.finish()
         runtime = self.runtime
-        python = "as measured on this machine" if self.measured else "costs nothing"
-        host = f"{runtime.host.name} (other Python {python})"
+        host = f"{runtime.host.name} ({MADE_OF[self.measured]})"
         unpriced, measured = self._not_priced(), ("waiting",) if self.measured and self._waits() else ()
         for kind in unpriced:
             self.note(UNPRICED[kind])

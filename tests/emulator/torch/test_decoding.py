@@ -6,7 +6,7 @@ The numbers are those of hardware.toml; the host has no other costs, and its `tr
 import io
 import sys
 import time
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from types import ModuleType
 
 import numpy as np
@@ -149,6 +149,38 @@ def test_a_format_without_a_price_is_unpriced_and_decoded_as_ever():
     assert recording.timeline.context.unpriced == ("data set",)
 
 
+CALLERS = {  # functions that have a price, and decode what was opened
+    "asarray": np.asarray,
+    "convert": lambda image: image.convert("L"),
+    "copy": lambda image: image.copy(),
+    "crop": lambda image: image.crop((1, 1, 31, 31)),
+    "resize": lambda image: image.resize((8, 8)),
+    "rotate": lambda image: image.rotate(10),
+    "flip": lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+    "contrast": lambda image: ImageEnhance.Contrast(image=image),
+    "expand": lambda image: ImageOps.expand(image, 3),
+    "to_tensor": lambda image: torchvision.transforms.functional.to_tensor(image),
+    "pil_to_tensor": lambda image: torchvision.transforms.functional.pil_to_tensor(pic=image),
+}
+
+
+OPTIONS = {"TIFF": {"compression": "tiff_lzw"}, "JPEG2000": {}, "PPM": {}}
+
+
+@pytest.mark.parametrize("name", CALLERS)
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_decoding_without_a_price_is_unpriced_whoever_asks_for_it(kind, name):
+    """The call costs what it costs for a picture in memory, and decoding is not lost in it."""
+    picture = noise(300, 400)
+    data, decoded = saved(kind, picture, **OPTIONS[kind]), Image.fromarray(picture)
+    start = time.thread_time()
+    Image.open(io.BytesIO(data)).load()
+    decoding, own = time.thread_time() - start, cost(lambda: CALLERS[name](decoded))
+    took, recording = recorded(Samples(lambda _: (CALLERS[name](Image.open(io.BytesIO(data))), 0)[1], 3))
+    assert took == [own] * 3
+    assert recording.unpriced["data set"] > 3 * decoding / 2
+
+
 # Other decoders: stand-ins, found by the names of their modules
 
 
@@ -212,6 +244,39 @@ def test_the_real_opencv_is_priced_by_the_same_names():
     assert cost(lambda: cv2.resize(noise(), (8, 8))) == 700 + 390 * 192 // 1000
 
 
+# Colors
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "nbytes"),
+    [
+        ("RGB", "HSV", 60), ("HSV", "RGB", 134), ("RGB", "P", 153), ("RGB", "1", 28), ("RGB", "YCbCr", 17),
+        ("RGB", "CMYK", 10), ("CMYK", "HSV", 80), ("RGBA", "RGB", 7), ("L", "1", 28), ("L", "HSV", 3), ("RGB", "L", 3),
+        ("RGBA", "RGBA", 0.8),
+    ],
+)  # fmt: skip
+def test_converting_costs_what_the_two_modes_of_a_picture_need(old, new, nbytes):
+    image = Image.fromarray(noise()).convert(old)
+    assert cost(lambda: image.convert(new)) == 2_500 + 160 * int(nbytes * WIDTH * HEIGHT) // 1000
+
+
+def test_dithering_costs_more_and_a_palette_of_the_pictures_own_has_no_price():
+    image, wide = Image.fromarray(noise()), Image.fromarray(noise(300, 400))
+    assert cost(lambda: image.convert("P", dither=0)) == 2_500 + 160 * 71 * WIDTH * HEIGHT // 1000
+    start = time.thread_time()
+    wide.convert("P", palette=1)
+    real = time.thread_time() - start
+    took, recording = recorded(Samples(lambda _: (wide.convert("P", None, None, Image.Palette.ADAPTIVE), 0)[1], 3))
+    assert took == [0, 0, 0] and recording.unpriced["data set"] > 3 * real / 2
+
+
+def test_a_change_of_hue_costs_its_two_conversions_in_the_second_transforms_too():
+    v2, image = pytest.importorskip("torchvision.transforms.v2"), Image.fromarray(noise())
+    there_and_back = 2 * 2_500 + 160 * (60 + 134) * WIDTH * HEIGHT // 1000
+    took = cost(lambda: v2.functional.adjust_hue(image, 0.1))
+    assert there_and_back < took < 1.1 * there_and_back  # it asks for the bytes of the hue, too
+
+
 # Filters
 
 
@@ -253,7 +318,7 @@ ROUNDED = 4  # ns: each operator's bytes, at 10**15 a second
 
 
 def test_an_operator_that_interpolates_costs_what_it_touches():
-    """Shrunk to half: antialiased, its filters are twice as wide. Each number of the table is ps a byte."""
+    """Shrunk to half: antialiased, its filters are twice as wide. Of a picture of bytes a number costs two."""
     picture = torch.zeros(1, 3, HEIGHT, WIDTH)
 
     def resized(image, **options):
@@ -263,11 +328,55 @@ def test_an_operator_that_interpolates_costs_what_it_touches():
     pixels = 3 * (HEIGHT * 40 + 30 * 40)
     assert resized(picture, mode="bilinear", antialias=True) == 97 * 4 * pixels * 6 // 1000
     assert resized(picture, mode="bilinear") == 97 * 4 * pixels * 4 // 1000
-    assert resized(picture.byte(), mode="bicubic", antialias=True) == 97 * pixels * 10 // 1000
+    assert resized(picture.byte(), mode="bicubic", antialias=True) == 97 * 2 * pixels * 10 // 1000
     assert resized(picture, mode="nearest") == 97 * 10 * 3 * 30 * 40 // 1000
     grid = torch.zeros(1, HEIGHT, WIDTH, 2)
     sample = torch.nn.functional.grid_sample
     assert cost(lambda: sample(picture, grid, align_corners=False)) == 97 * (4 * BYTES * 9 // 2) // 1000
+
+
+# Operators on a sample
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "filters", "lanes"), [(3, 3, 3, 1), (1, 1, 1, 1), (16, 16, 16, 1), (20, 20, 20, 2)]
+)
+def test_a_depthwise_convolution_works_on_16_channels_however_few_there_are(channels, groups, filters, lanes):
+    image, weight = torch.zeros(1, channels, 34, 34), torch.zeros(filters, 1, 5, 5)
+    host = replace(TABLE, flops=10**9)
+    took, _ = recorded(Samples(lambda _: (torch.conv2d(image, weight, groups=groups), 0)[1], 3), host)
+    assert took == [2 * 16 * lanes * 30 * 30 * (5 * 5 + 40)] * 3
+
+
+def test_a_convolution_over_all_channels_costs_its_flops():
+    image, weight = torch.zeros(1, 3, 34, 34), torch.zeros(3, 3, 5, 5)
+    host = replace(TABLE, flops=10**9)
+    took, _ = recorded(Samples(lambda _: (torch.conv2d(image, weight), 0)[1], 3), host)
+    assert took == [2 * 3 * 3 * 25 * 30 * 30] * 3
+
+
+@pytest.mark.parametrize(("numbers", "effective"), [(10**5, 8 * 10**5 / 4), (2**21, 2**24 - 2**23 * 3 / 4)])
+def test_an_operator_on_a_sample_works_in_the_caches_as_far_as_they_reach(numbers, effective):
+    """Floats, read and written: 8 MiB of them four times as fast as memory."""
+    sample, host = torch.zeros(numbers), replace(TABLE, memory_bandwidth=10**9, cached_bandwidth=4 * 10**9)
+    took, _ = recorded(Samples(lambda _: (sample * 2, 0)[1], 3), host)
+    assert took == [effective] * 3
+    plain, _ = recorded(Samples(lambda _: (sample * 2, 0)[1], 3), replace(host, cached_bandwidth=0))
+    assert plain == [8 * numbers] * 3
+
+
+@pytest.mark.parametrize(("kind", "ps"), [(torch.uint8, 300), (torch.int64, 300), (torch.int32, 0)])
+def test_floats_are_made_bytes_one_by_one(kind, ps):
+    assert cost(lambda: torch.zeros(100_000).to(kind)) == pytest.approx(ps * 100, abs=ROUNDED)
+
+
+def test_a_change_of_hue_of_a_tensor_costs_its_way_through_hsv():
+    functional, v2 = torchvision.transforms.functional, pytest.importorskip("torchvision.transforms.v2").functional
+    picture, nbytes = torch.rand(3, HEIGHT, WIDTH), 4 * BYTES
+    first = 90_000 + (2_550 * nbytes) // 1000 + (6_400 * nbytes) // 1000
+    second = 80_000 + (1_730 * nbytes) // 1000 + (2_150 * nbytes) // 1000
+    assert cost(lambda: functional.adjust_hue(picture, 0.1)) == pytest.approx(first, rel=0.05)
+    assert cost(lambda: v2.adjust_hue(picture, 0.1)) == pytest.approx(second, rel=0.05)
 
 
 def test_a_product_of_points_with_a_small_matrix_costs_its_points():
@@ -337,6 +446,7 @@ def test_what_has_no_price_is_said(make, kind):
     assert timeline.context.unpriced == (kind,)
     assert f"unpriced: {kind}" in str(lv.summarize(timeline))
     assert lv.advise(timeline)[0].kind == "unpriced"
+    assert "unpriced: " in timeline.figure().to_json()
 
 
 @pytest.mark.parametrize(("times", "said"), [(0.1, ()), (2.5, ("data set",))])

@@ -175,6 +175,21 @@ def test_time_that_nothing_prices_is_left_out_and_said(workers):
     assert ["loaderviz.costs" in note for note in recording.timeline.context.notes] == [True]
 
 
+@pytest.mark.parametrize(("seconds", "declared", "said"), [(2e-4, 0, True), (1e-5, 0, False), (2e-4, 1e-4, False)])
+def test_a_small_batch_that_is_nearly_all_without_a_price_is_said(seconds, declared, said):
+    """Eight samples of 0.2 ms, of which nothing is charged, or 0.1 ms each; and 0.3 ms in all."""
+
+    def sample(_):
+        with lv.costs(declared):
+            pass
+        return burnt(seconds)
+
+    host = replace(FREE, fetch_base=7)
+    with lv.record(on="a100", host=host) as recording:
+        list(DataLoader(Samples(sample, 80), 8))
+    assert recording.timeline.context.unpriced == ("data set",) * said
+
+
 @each_number
 def test_a_file_costs_the_disk_in_the_first_epoch_and_the_page_cache_in_the_second(tmp_path, workers):
     """Four files of 1 kB at 1 MB/s, and their bytes read and written by the processor each time."""

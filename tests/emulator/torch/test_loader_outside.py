@@ -640,6 +640,16 @@ def test_pickled_bytes_have_a_price_in_whatever_they_are(of):
     assert all(400_000 <= took < 402_000 for took in hand_outs(recording))
 
 
+@pytest.mark.parametrize(
+    ("of", "arrays"), [(lambda a: [a, a.copy()], 2), (lambda a: a.tobytes(), 0), (lambda a: (a, a.tobytes(), {}), 1)]
+)
+def test_a_worker_writes_new_pages_for_arrays_that_it_pickles_and_none_for_bytes(of, arrays):
+    host, value = dataclasses.replace(FREE, new_page=1000), of(np.zeros(2**14, np.uint8))
+    recording = load(lambda index: value, host, num_workers=1, collate_fn=list)
+    assert durations(recording) == [2 * 4 * 1000 * arrays] * len(durations(recording))
+    assert recording.timeline.context.usage.get("arrays", 0) == 2**14 * arrays
+
+
 def test_the_same_array_four_times_in_a_batch_is_sent_once():
     """Pickle writes an object once, and then refers to it."""
     array = np.zeros(100_000, np.float32)

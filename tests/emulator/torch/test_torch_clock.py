@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import timeit
+from dataclasses import replace
 from time import perf_counter as early_perf_counter
 from time import sleep as early_sleep
 
@@ -30,6 +31,21 @@ def test_clocks_follow_the_virtual_host(clock, recording):
     early_sleep(3600)
     *seconds, ns = (read() - start for read, start in zip(clocks, before, strict=True))
     assert seconds == pytest.approx([3600] * 3, abs=1e-3) and ns == pytest.approx(3600 * 10**9, abs=10**6)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("auto", "laptop (cores, new pages of memory, data sets and other Python as measured on this machine; the "),
+        ("laptop", "laptop (other Python costs nothing)"),
+        (replace(HOST, ranks_on_host=8), "laptop (8 ranks share it) (other Python costs nothing)"),
+    ],
+)
+def test_a_timeline_says_what_of_its_host_was_measured_and_who_shares_it(given, told):
+    with lv.record(on="a100", host=given) as recording:
+        torch.ones(2, device="cuda")
+    assert recording.timeline.context.host.startswith(told)
+    assert ("the preset's calls of torch" in recording.timeline.context.host) == (given == "auto")
 
 
 def test_clocks_go_on_from_the_real_ones_and_back():
