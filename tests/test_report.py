@@ -48,16 +48,25 @@ def test_a_report_is_json_and_has_the_numbers_of_the_summary():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("overlap=0.9", ("overlap", 0.9, False)),
-        ("overlap=90%", ("overlap", 0.9, True)),
-        ("step=2ms", ("step", 2e6, False)),
-        (" step=350us", ("step", 350e3, False)),
-        ("headroom=1.5", ("headroom", 1.5, False)),
+        ("overlap=0.9", ("overlap", 0.9)),
+        ("overlap=90%", ("overlap", 0.9)),
+        ("step=2ms", ("step", 2e6)),
+        (" step=350us", ("step", 350e3)),
+        ("headroom=1.5", ("headroom", 1.5)),
     ],
 )
 def test_limits_are_read(text, expected):
     found = limit(text)
-    assert (found.name, found.value, found.share) == (expected[0], pytest.approx(expected[1]), expected[2])
+    assert (found.name, found.value) == (expected[0], pytest.approx(expected[1]))
+
+
+def test_a_share_of_a_time_is_a_change_between_two_runs_and_no_limit_of_one():
+    assert limit("step=10%", change=True).value == pytest.approx(0.1)
+    with pytest.raises(LimitError, match="needs a share, such as step=10%"):
+        limit("step=2ms", change=True)
+    for text in ("step=10%", "headroom=10%", "samples_per_second=90%"):
+        with pytest.raises(LimitError, match="one run has no change in it; `loaderviz diff` compares two"):
+            limit(text)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +151,12 @@ def test_a_run_ends_with_three_where_a_limit_is_not_kept(tmp_path, capsys, given
     (tmp_path / "program.py").write_text(PROGRAM.format(size=64))
     options = ["--on", "a100", "--host", "laptop", "--out", str(tmp_path / "page.html"), "--fail-under", given]
     assert main(["run", *options, str(tmp_path / "program.py")]) == status
+
+
+def test_a_run_refuses_a_share_of_a_time_before_the_program_starts(tmp_path, capsys):
+    (tmp_path / "program.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'began')!r}).touch()")
+    assert main(["run", "--on", "cpu", "--fail-over", "step=10%", str(tmp_path / "program.py")]) == 1
+    assert "one run has no change in it" in capsys.readouterr().err and not (tmp_path / "began").exists()
 
 
 def test_a_loop_is_held_by_a_test(timeline_of):

@@ -38,7 +38,7 @@ BETTER = {
     "headroom": False,
     "copy_share": False,
 }
-TIMES = ("step", "exposed_copy", "idle")
+TIMES, SHARES = ("step", "exposed_copy", "idle"), ("overlap", "busy", "copy_share")
 UNITS = {"": 1.0, "ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "%": 0.01}
 SURE = 2.0  # times the noise: a smaller change is none
 
@@ -116,18 +116,17 @@ def _noise(timeline: Timeline, summary: Summary) -> float | None:
 
 @dataclass(frozen=True)
 class Limit:
-    """A number's name, and the value that it has to keep; `share`: of what it was before."""
+    """A number's name, and the value that it has to keep, or the share of what it was by which it may get worse."""
 
     name: str
     value: float
-    share: bool = False
 
 
-def limit(text: str) -> Limit:
-    """Read "overlap=0.9", "step=2ms" or "step=10%". Raises `LimitError`.
+def limit(text: str, *, change: bool = False) -> Limit:
+    """Read "overlap=0.9" or "step=2ms"; or a `change`, such as "step=10%". Raises `LimitError`.
 
     >>> limit("step=2ms")
-    Limit(name='step', value=2000000.0, share=False)
+    Limit(name='step', value=2000000.0)
     """
     match = re.fullmatch(r"(\w+)=([\d.]+)\s*(|ns|us|µs|ms|s|%)", text.strip())
     if match is None:
@@ -135,10 +134,14 @@ def limit(text: str) -> Limit:
     name, number, unit = match.groups()
     if name not in BETTER:
         raise LimitError(f"{name!r} has no limit: give one of {', '.join(BETTER)}")
+    if change and unit != "%":
+        raise LimitError(f"{text!r}: a change needs a share, such as {name}=10%")
+    if unit == "%" and not change and name not in SHARES:
+        raise LimitError(f"{text!r}: one run has no change in it; `loaderviz diff` compares two")
     if unit not in ("", "%") and name not in TIMES:
         raise LimitError(f"{text!r}: {name} is no time, so it has no {unit}")
     try:
-        return Limit(name, float(number) * UNITS[unit], unit == "%")
+        return Limit(name, float(number) * UNITS[unit])
     except ValueError as problem:
         raise LimitError(f"{text!r}: {number!r} is no number") from problem
 
@@ -201,9 +204,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Dif
 def regressions(found: Sequence[Difference], over: Sequence[str]) -> list[str]:
     """Return a sentence for each number that got worse by more than its limit, such as "step=10%", and than chance."""
     said = []
-    for asked in map(limit, over):
-        if not asked.share:
-            raise LimitError(f"{asked.name}: a change needs a share, such as {asked.name}=10%")
+    for asked in (limit(text, change=True) for text in over):
         mine = next(each for each in found if each.name == asked.name)
         if mine.change is None:
             said.append(f"{mine}: it was not measured in both")
