@@ -743,6 +743,12 @@ def _first_steady(timeline: Timeline, device: int, spans: Ints) -> int:
 # The numbers
 
 
+_OF_DEVICE = (  # what is not known where no device is in the timeline
+    *("compute", "communication", "kernels", "copy", "h2d", "d2h", "hidden_copy", "exposed_copy", "idle", "limit"),
+    *("hidden_communication", "moved", "limit_most"),
+)
+
+
 @dataclass(frozen=True, repr=False)
 class Summary:
     """The numbers of one timeline, for one device. Times in ns, shares 0..1; None where there is nothing to measure.
@@ -753,7 +759,8 @@ class Summary:
     part of it under compute kernels, `rank_wait` the part in which a collective is known to wait for other ranks (None:
     there is one rank). `copy` is host-device copies (`h2d`,
     `d2h`; D2D counts as work on the device), `hidden_copy` its part under any kernel, `overlap` that part as a share.
-    `busy` is the share of the window with any work on the device, `idle` the rest in ns. `host_blocked` gives the ns in
+    `busy` is the share of the window with any work on the device (None: the timeline has none), `idle` the rest in ns.
+    `host_blocked` gives the ns in
     which the training loop's thread waits, by cause. `limit` is the longest of compute, H2D, D2H and what collectives
     are known to move: the window if all else were hidden. How long the other collectives move is not known: at most
     the limit is `limit_most`. `headroom` is window / limit. `breakdown` is exclusive and sums to the window. `batches`
@@ -812,13 +819,19 @@ class Summary:
     @property
     def compute_share(self) -> float | None:
         """Share of the window in which a compute kernel runs."""
-        return _ratio(self.compute, self.window)
+        return None if self.busy is None else _ratio(self.compute, self.window)
 
     @property
     def longest(self) -> str:
         """Whose time the limit is: "kernels", "collectives", "H2D copies" or "D2H copies"."""
         engines = {"kernels": self.compute, "collectives": self.moved, "H2D copies": self.h2d, "D2H copies": self.d2h}
         return max(engines, key=lambda name: engines[name])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON: times in ns, shares 0..1, `None` for what was not measured."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain = {name: list(value) if isinstance(value, tuple) else deepcopy(value) for name, value in found.items()}
+        return plain | dict.fromkeys(_OF_DEVICE if self.busy is None else ())
 
     def __str__(self) -> str:
         table, parts = _rows(self), _breakdown_rows(self)
@@ -870,6 +883,7 @@ def summary_of(
     lengths = {name: intervals.length(part) for name, part in sets.items()}
     span, copy, busy = intervals.length(judged), lengths["copies"], lengths["work"]
     hidden = intervals.length(intervals.intersect(sets["copies"], sets["kernels"]))
+    seen = any(lane.group == "device" and lane.device == device for lane in timeline.lanes)
     limit = max(lengths[name] for name in ("compute", "h2d", "d2h", "moving"))
     batches, counted, step = _steps(loop, start, end, outside)
     if samples is None:
@@ -885,7 +899,7 @@ def summary_of(
         hidden_copy=hidden,
         exposed_copy=copy - hidden,
         overlap=_ratio(hidden, copy),
-        busy=_ratio(busy, span),
+        busy=_ratio(busy, span) if seen else None,
         idle=span - busy,
         host_blocked={cause: intervals.length(part) for cause, part in waits.items() if len(part)},
         limit=limit,
@@ -894,7 +908,7 @@ def summary_of(
         samples=samples,
         step=step,
         samples_per_second=_ratio((samples or 0) * 1e9, batches * (step or 0) if batches else span) or None,
-        copy_share=_ratio(copy, span),
+        copy_share=_ratio(copy, span) if seen else None,
         breakdown=_breakdown(timeline, judged, sets, waits, loop_spans),
         bandwidth=_bandwidth(timeline, start, end, device),
         start_up=0 if asked or loop.cut else start - timeline.begin,
