@@ -1512,13 +1512,35 @@ def test_what_operators_of_real_copies_take_is_measured():
     assert host_of(preset, preset.config).dispatch == Host.preset("workstation").dispatch
 
 
-def test_a_change_that_no_replay_knows_is_no_part_of_the_way_to_the_limit():
-    """Workers that are started anew in each epoch: what that takes is measured, and not replayed."""
-    loader = DataLoader(TensorDataset(torch.zeros(64, 32)), 16, num_workers=2)
-    advice = lv.advise(trained(lambda _, x: x.sum(), (batch for _ in range(4) for batch in loader), host="laptop"))
-    anew = next(each for each in advice if each.kind == "restarts-workers")
-    assert anew.expected_gain.predicted and anew.predicted is None
-    assert anew.kind not in [step.kind for step in advice.path] and str(advice)
+def logs(net, x):
+    net(x).sum().backward()
+    time.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "batches", "told"),
+    [
+        ("restarts-workers", lambda net, x: x.sum(), "epochs", "persistent=True"),
+        ("cuda-in-dataset", lambda net, x: net(x).sum(), "on the GPU", "without cuda-in-dataset"),
+        ("other-work-in-loop", logs, "of the host", "without other-work-in-loop"),
+    ],
+)
+def test_the_way_to_the_limit_begins_with_the_first_finding(kind, step, batches, told):
+    """Also where that is no setting: a line that is written anew, or workers that are kept."""
+    samples, workers = TensorDataset(torch.zeros(64 if batches == "epochs" else 640, 32)), 2 * (batches == "epochs")
+    if batches == "on the GPU":
+        samples = factory.Samples(lambda _: torch.zeros(32).cuda(), 640)
+    loader = DataLoader(samples, 16, num_workers=workers)
+    given = (batch if isinstance(batch, list) else [batch] for _ in range(4 if workers else 1) for batch in loader)
+    advice = lv.advise(trained(step, given, host="laptop"))
+    first, *rest = advice.path
+    assert (first.kind, advice[0].kind) == (kind, kind) and f"→ {told}: " in advice.told_path
+    assert first.step == pytest.approx(advice.step - advice[0].expected_gain.predicted)
+    assert all(after.step < before.step for before, after in zip([first, *rest], rest, strict=False))
+    unknown = replace(advice[0], kind="dense-embedding", predicted=None)
+    again = Advice([unknown, *advice], "", advice.window, advice[0].predicted, advice.step)
+    again.path = advice.path
+    assert "It leaves out dense-embedding, whose gain no replay has shown." in again.told_path
 
 
 def trained(step, batches, on="t4", layers=12, host="workstation", **options):

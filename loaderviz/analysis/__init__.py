@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
+from itertools import takewhile
 from typing import Any, Literal
 
 from loaderviz import words
@@ -182,7 +183,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class PathStep:
-    """A change on the way to the limit: the `kind` of its finding, its `parameters`, and a `step` [ns] after it.
+    """A change on the way to the limit: its finding's `kind` and `parameters` (none: a line), a `step` [ns] after it.
 
     `predicted` is the replay with this change and those before it, and `left` the advice about that.
     """
@@ -195,9 +196,9 @@ class PathStep:
 
     @property
     def told(self) -> str:
-        """The change and what follows, such as "workers=4: 410 µs"."""
+        """The change and what follows, such as "workers=4: 410 µs", or "without host-bound: 410 µs"."""
         given = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
-        return f"{given}: {words.duration(self.step)}"
+        return f"{given or f'without {self.kind}'}: {words.duration(self.step)}"
 
 
 class Advice(list[Finding]):
@@ -239,7 +240,10 @@ class Advice(list[Finding]):
         next_kind = next((each.kind for each in left if each.expected_gain.ns), None)
         then = f" Then {next_kind} is what is left." if next_kind else ""
         alone = f" The {left.longest} alone take {words.duration(left.limit)} there." if left.limit else ""
-        return f"The way to the limit, a step: {' → '.join(steps)}.{then}{alone}"
+        before = takewhile(lambda each: each.kind != self.path[0].kind, self)
+        unknown = [each.kind for each in before if each.expected_gain.per_step and each.predicted is None]
+        without = f" It leaves out {' and '.join(unknown)}, whose gain no replay has shown." if unknown else ""
+        return f"The way to the limit, a step: {' → '.join(steps)}.{without}{then}{alone}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON: times in ns, `null` for what is not known."""

@@ -91,7 +91,7 @@ class Trials:
         """Return a step before and after the change [ns], and the timeline after it."""
         now, per_step = self.facts.summary.step, finding.expected_gain.per_step
         if finding.kind == "restarts-workers" and now and per_step:  # what it takes is what it gains
-            return now, now - per_step, None
+            return now, now - per_step, self._replayed if self.facts.summary.busy and self.possible else None
         sends = finding.kind == "workers-cost-more" and self._real  # what that costs, no replay knows of a real host
         if sends or not self.facts.summary.busy:
             return now, self._on_cpu(finding.parameters, removal), None
@@ -153,12 +153,13 @@ def _lead(timeline: Timeline) -> float:
 def way(timeline: Timeline, advice: Advice) -> tuple[PathStep, ...]:
     """Return the changes that lead to the limit, each the first of what was left after the one before.
 
-    A step after a change is reckoned as a finding's gain is, so that both say the same; a setting is changed once.
+    A step after a change is reckoned as a finding's gain is, so that both say the same; a setting is changed once. A
+    setting is replayed with those before it; a line that is written anew is gone from the loop that is replayed then.
     """
     from loaderviz.analysis.advice import advise
 
     found: list[PathStep] = []
-    given: dict[str, Any] = {}
+    given, here = dict[str, Any](), dict[str, Any]()  # the settings; those of them that the loop has not got yet
     now, left = advice.step or 0.0, advice
     last, trials = now, Trials(Evidence(timeline))
     if (trials.facts.summary.batches or 0) > STEPS_OF_WAY:
@@ -167,20 +168,26 @@ def way(timeline: Timeline, advice: Advice) -> tuple[PathStep, ...]:
         first = next((each for each in left if _leads_on(each, given)), None)
         if first is None:
             break
+        step, predicted = last * (1 - (first.expected_gain.predicted or 0.0) / (left.step or now)), first.predicted
         given = _joined(given, first.parameters)
-        before, after, predicted = trials.ask(replace(first, parameters=given))
-        step = now * after / before if before and after else 0.0
-        if not step or predicted is None or last < WORTH_IT * step:
+        anew = not first.parameters or first.kind in _PRICED
+        if not anew:
+            here = _joined(here, first.parameters)
+            before, after, predicted = trials.ask(replace(first, parameters=here))
+            step = now * after / before if before and after else 0.0
+        if step <= 0 or predicted is None or last < WORTH_IT * step:
             break
         last, left = step, advise(predicted)
         found.append(PathStep(first.kind, first.parameters, step, predicted, left))
+        if anew:
+            now, here, trials = step, {}, Trials(Evidence(predicted))
     return tuple(found)
 
 
 def _leads_on(finding: Finding, given: Mapping[str, Any]) -> bool:
     """Whether a finding's change was replayed, is new, and takes back nothing of those that are `given`."""
     asked = {**given, **finding.parameters}
-    return finding.predicted is not None and asked != given and asked == {**asked, **given}
+    return finding.predicted is not None and (asked != given or not finding.parameters) and asked == {**asked, **given}
 
 
 def _joined(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
