@@ -1543,6 +1543,15 @@ def test_the_way_to_the_limit_begins_with_the_first_finding(kind, step, batches,
     assert "It leaves out dense-embedding, whose gain no replay has shown." in again.told_path
 
 
+def test_no_way_leads_to_workers_that_would_have_to_copy_to_the_gpu():
+    """A collate function copies the labels: no process that is forked could, and none could pin what is there."""
+    loader = DataLoader(TensorDataset(torch.zeros(640, 32)), 16, collate_fn=lambda rows: torch.cat(rows[0]).cuda())
+    advice = lv.advise(trained(backward, ([batch] for batch in loader), host="laptop"))
+    every = [finding for after in (advice, *(step.left for step in advice.path)) for finding in after]
+    assert advice.path and not {"workers", "pinned"} & {name for each in every for name in each.parameters}
+    assert "Then fetch-in-loop" not in advice.told_path
+
+
 def trained(step, batches, on="t4", layers=12, host="workstation", **options):
     """Return the timeline of `step(net, x)` for each of these batches, on an emulated GPU, or on the CPU."""
     with lv.record(on=on, **({} if on == "cpu" else {"host": host}), **options) as recording:
