@@ -767,7 +767,9 @@ class Summary:
     and `samples` were handed out in the window. `step` is the mean time from the GPU's first kernel of a batch to that
     of the next (without kernels from hand-out to hand-out; window / batches where that is not known either),
     `samples_per_second` the samples of a batch in such a step. `copy_share` is the copy's share of the window (below
-    5 % overlap cannot pay). `bandwidth` maps a kind of copy to bytes per second.
+    5 % overlap cannot pay). `bandwidth` maps a kind of copy to bytes per second. The fetch of a batch takes
+    `fetch_computes` ns on a core and `fetch_waits` ns that need none, such as for a disk or a network, and gives
+    `fetch_bytes`, on average.
     """
 
     window: int
@@ -801,6 +803,9 @@ class Summary:
     limit_most: int = 0
     outside: int = 0
     unpriced: tuple[str, ...] = ()  # what the timeline leaves out, as in `Context`
+    fetch_computes: float | None = None
+    fetch_waits: float | None = None
+    fetch_bytes: float | None = None
 
     @property
     def exposed_communication(self) -> int:
@@ -919,6 +924,7 @@ def summary_of(
         moved=lengths["moving"],
         limit_most=max(limit, lengths["communication"] - lengths["waiting for ranks"]),
         outside=intervals.length(outside),
+        **_fetch(timeline, start, end, device),
     )
 
 
@@ -1030,6 +1036,22 @@ def _bandwidth(timeline: Timeline, start: int, end: int, device: int) -> dict[st
     return {name: float(nbytes) / float(taken) * 1e9 for name, (nbytes, taken) in sums.items()}
 
 
+def _fetch(timeline: Timeline, start: int, end: int, device: int) -> dict[str, float | None]:
+    """Return what the fetch of a batch takes and gives, on average of those in the window; None: not known."""
+    ranks = {timeline.lanes[lane].device for lane in loop_lanes(timeline, device)}
+    mine = timeline.where(Kind.FETCH) & timeline.in_lanes(lambda lane: lane.device in ranks)
+    mine &= (timeline.end > start) & (timeline.start < end)
+    given = mine & (timeline.batch >= 0)
+    mine = given if given.any() else mine  # the end of a stream gives no batch
+    time, sizes = (timeline.end - timeline.start)[mine], timeline.nbytes[mine & (timeline.nbytes > 0)]
+    waits, is_known = np.minimum(timeline.waited[mine], time), timeline.context.origin != "file" and mine.any()
+    return {
+        "fetch_computes": float((time - waits).mean()) if is_known else None,
+        "fetch_waits": float(waits.mean()) if is_known else None,
+        "fetch_bytes": float(sizes.mean()) if len(sizes) else None,
+    }
+
+
 def _ratio(part: float, whole: Any) -> float | None:
     return part / whole if whole else None
 
@@ -1049,6 +1071,9 @@ def _rows(summary: Summary) -> list[Row]:
     most = f"; at most {words.duration(summary.limit_most)}, if no collective waits"
     limit = f"{summary.longest} alone" if summary.limit else "no work on the GPU"
     speeds = summary.bandwidth.items()
+    waits, computes, size = summary.fetch_waits or 0, summary.fetch_computes or 0, summary.fetch_bytes
+    fetch = waits + computes
+    split = f"{words.share(waits / fetch)} waiting, {words.share(computes / fetch)} on a core" if fetch else ""
     rows: list[tuple[object, Row]] = [  # whether it is told, and the line
         (summary.start_up, ("start-up", words.duration(summary.start_up), "before the window")),
         *((True, (f"unpriced: {kind}", "not in it", "see recording.unpriced")) for kind in summary.unpriced),
@@ -1069,6 +1094,7 @@ def _rows(summary: Summary) -> list[Row]:
         (gpu, _part("copy hidden", summary.hidden_copy, copy, "the copy")),
         (gpu, _part("copy exposed", summary.exposed_copy, window)),
         *((gpu and speed > _A_RATE, (f"copy rate {kind}", f"{words.size(speed)}/s", "")) for kind, speed in speeds),
+        (fetch, ("fetch", words.duration(fetch), "; ".join(filter(None, ("a batch", split, size and words.size(size)))))),
         *((True, _part(f"host blocked: {cause}", time, window)) for cause, time in summary.host_blocked.items()),
         (gpu, ("limit", words.duration(summary.limit), limit + most * (summary.limit_most > summary.limit))),
         (gpu, ("headroom", words.times(summary.headroom), "window / limit")),
