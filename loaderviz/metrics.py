@@ -1036,7 +1036,7 @@ def _bandwidth(timeline: Timeline, start: int, end: int, device: int) -> dict[st
     return {name: float(nbytes) / float(taken) * 1e9 for name, (nbytes, taken) in sums.items()}
 
 
-def _fetch(timeline: Timeline, start: int, end: int, device: int) -> dict[str, float | None]:
+def _fetch(timeline: Timeline, start: int, end: int, device: int) -> dict[str, Any]:
     """Return what the fetch of a batch takes and gives, on average of those in the window; None: not known."""
     ranks = {timeline.lanes[lane].device for lane in loop_lanes(timeline, device)}
     mine = timeline.where(Kind.FETCH) & timeline.in_lanes(lambda lane: lane.device in ranks)
@@ -1074,6 +1074,7 @@ def _rows(summary: Summary) -> list[Row]:
     waits, computes, size = summary.fetch_waits or 0, summary.fetch_computes or 0, summary.fetch_bytes
     fetch = waits + computes
     split = f"{words.share(waits / fetch)} waiting, {words.share(computes / fetch)} on a core" if fetch else ""
+    about = "a batch", split, words.size(size) if size else ""
     rows: list[tuple[object, Row]] = [  # whether it is told, and the line
         (summary.start_up, ("start-up", words.duration(summary.start_up), "before the window")),
         *((True, (f"unpriced: {kind}", "not in it", "see recording.unpriced")) for kind in summary.unpriced),
@@ -1094,7 +1095,7 @@ def _rows(summary: Summary) -> list[Row]:
         (gpu, _part("copy hidden", summary.hidden_copy, copy, "the copy")),
         (gpu, _part("copy exposed", summary.exposed_copy, window)),
         *((gpu and speed > _A_RATE, (f"copy rate {kind}", f"{words.size(speed)}/s", "")) for kind, speed in speeds),
-        (fetch, ("fetch", words.duration(fetch), "; ".join(filter(None, ("a batch", split, size and words.size(size)))))),
+        (fetch, ("fetch", words.duration(fetch), "; ".join(filter(None, about)))),
         *((True, _part(f"host blocked: {cause}", time, window)) for cause, time in summary.host_blocked.items()),
         (gpu, ("limit", words.duration(summary.limit), limit + most * (summary.limit_most > summary.limit))),
         (gpu, ("headroom", words.times(summary.headroom), "window / limit")),
