@@ -79,7 +79,8 @@ class Gain:
     """What a change can gain at most: `ns` in the window, its `share` of it (0..1), and `per_step` ns if known.
 
     `basis` is the closed form in words, with its numbers; `once` says that the cost is not paid in each step.
-    `predicted` is what the change gains a step [ns] in a replay of the loop; None where it could not be replayed.
+    `predicted` is what the change gains a step [ns], in a replay of the loop, or since what is left out takes no time;
+    None where that is not known.
     """
 
     ns: int
@@ -94,7 +95,7 @@ class Gain:
         """The bound with its numbers, and the prediction."""
         if self.predicted is None:
             return self.basis
-        return f"{self.basis}; a replay of the loop predicts {words.duration(self.predicted)} a step less"
+        return f"{self.basis}; the change is predicted to save {words.duration(self.predicted)} a step"
 
     def __str__(self) -> str:
         if not self.ns:
