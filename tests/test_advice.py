@@ -27,6 +27,7 @@ from loaderviz.analysis import Gain
 from loaderviz.analysis.advice import CANNOT_PAY, TAKES_FOREACH, Advice, Finding, _order, verdict, waiting_for_data
 from loaderviz.analysis.evidence import Evidence
 from loaderviz.analysis.ranks import rank_table
+from loaderviz.analysis.trials import Trials
 from loaderviz.analysis.what_if import LoopModel, host_of
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.replay import PRESETS
@@ -1259,7 +1260,9 @@ def test_what_comes_back_every_few_steps_is_predicted_to_gain_all_that_it_takes(
             loop.put(loop.main, Kind.OPERATOR, 300)
     finding = finding_of(loop.timeline(), "between-epochs")
     gain = finding.expected_gain
-    assert (gain.ns, gain.predicted) == ((2_000 * US, pytest.approx(2_000 * US / steps)) if often else (1_200 * US, None))
+    assert (gain.ns, gain.predicted) == (
+        (2_000 * US, pytest.approx(2_000 * US / steps)) if often else (1_200 * US, None)
+    )
 
 
 @pytest.mark.parametrize(
@@ -1557,6 +1560,22 @@ def test_the_way_to_the_limit_begins_with_the_first_finding(kind, step, batches,
     again = Advice([unknown, *advice], "", advice.window, advice[0].predicted, advice.step)
     again.path = advice.path
     assert "It leaves out dense-embedding, whose gain no replay has shown." in again.told_path
+
+
+def test_a_change_that_was_not_replayed_says_why(monkeypatch):
+    unknown = lv.advise(trained(backward, slices(12), host="laptop"))[0].expected_gain.told
+    assert "; its gain is not predicted: what_if() finds no copy to the GPU" in unknown
+    timeline = trained(backward, DataLoader(rows_of(), 256), host="laptop")
+    anew = Finding("dense-embedding", "", "", Gain(10, 0.1, None, "at most 10 ns"))
+    tried = Trials(Evidence(timeline)).tried(anew).expected_gain
+    assert tried.told == "at most 10 ns; its gain is not predicted: no replay has such a change"
+    bound = lv.advise(timeline)[0]
+    assert bound.expected_gain.predicted and "not predicted" not in bound.expected_gain.told
+    monkeypatch.setattr("loaderviz.analysis.trials.REPLAYED", 10)
+    larger = next(each for each in lv.advise(timeline) if each.kind == bound.kind).expected_gain.told
+    assert re.search(
+        "not predicted: a replay takes at most 10 steps and 100 kernels, and this loop has 1[12] and", larger
+    )
 
 
 def test_no_way_leads_to_workers_that_would_have_to_copy_to_the_gpu():
@@ -2032,7 +2051,7 @@ def test_of_loaders_that_are_not_alike_a_change_has_a_bound_and_no_prediction(co
     first = next(each for each in lv.advise(before) if each.kind not in ("start-up", "short-window"))
     gain = first.expected_gain
     assert first.kind == kind and gain.predicted is None
-    assert "that was not replayed: a replay has one DataLoader" in gain.basis
+    assert "its gain is not predicted: a replay has one DataLoader" in gain.basis
     after = both(costs, [first.parameters["workers"] if number is None else number for number in then])
     gained = lv.summarize(before).step - lv.summarize(after).step
     assert gain.per_step / 2 < gained <= 1.02 * gain.per_step

@@ -25,7 +25,8 @@ REPLAYED = 2_000  # steps, and ten times as many kernels: more are not replayed 
 BAND = 0.15  # that a replay may be off, and the bound is above it
 NO_USE = 0.005  # of a step: a smaller gain is none
 UNLIKE = 0.7  # of a step: a replay of a real loop as it is that takes less is of another loop
-SEVERAL = "that was not replayed: a replay has one DataLoader, and a step takes batches of several here"
+SEVERAL = "a replay has one DataLoader, and a step takes batches of several here"
+ANEW = "no replay has such a change"
 LONGEST_WAY, STEPS_OF_WAY = 6, 500  # changes; steps of a loop whose way is looked for
 
 
@@ -35,14 +36,26 @@ class Trials:
     def __init__(self, facts: Evidence) -> None:
         self.facts, self.timeline = facts, facts.timeline
         self._real = facts.timeline.context.origin != "emulated"
+        self._refused = ""  # why the last one was not replayed
 
-    @cached_property
+    @property
     def possible(self) -> bool:
         """Whether the loop is one that can be replayed, in a reasonable time."""
-        kernels = int(self.facts.mask(*KERNELS).sum())
-        small = len(self.facts.marks) <= REPLAYED and kernels <= REPLAYED * 10
-        now, replayed = self.facts.summary.step, self.unchanged if small else None
-        return bool(now and replayed and (replayed > UNLIKE * now or not self._real))
+        return not self.why_not
+
+    @cached_property
+    def why_not(self) -> str:
+        """Why the loop cannot be replayed, or would take too long; "" where it can."""
+        steps, kernels = len(self.facts.marks), int(self.facts.mask(*KERNELS).sum())
+        if steps > REPLAYED or kernels > REPLAYED * 10:
+            most = f"a replay takes at most {REPLAYED:,} steps and {REPLAYED * 10:,} kernels"
+            return f"{most}, and this loop has {steps:,} and {kernels:,}; record fewer steps"
+        now, took = self.facts.summary.step, self.unchanged
+        if not (now and took):
+            return self._refused or "the timeline shows no steps"
+        if self._real and took <= UNLIKE * now:
+            return f"as it is, a step takes {words.duration(took)} in a replay, and it took {words.duration(now)}"
+        return ""
 
     @cached_property
     def unchanged(self) -> float | None:
@@ -60,17 +73,18 @@ class Trials:
     def tried(self, finding: Finding, removal: Removal | None = None) -> Finding | None:
         """Return the finding with what its change gains; None where the change gains nothing.
 
-        One that cannot be replayed comes back as it is, with its bound alone.
+        One that cannot be replayed comes back with its bound alone, which says why.
         """
-        if not (finding.parameters or removal or finding.kind in _PRICED) or finding.expected_gain.predicted:
+        if finding.expected_gain.predicted:
             return finding
+        if not (finding.parameters or removal or finding.kind in _PRICED):
+            return _not_replayed(finding, ANEW)
         if self.facts.unlike_loaders and not removal:
-            gain = finding.expected_gain  # what it gains of several loaders is not known, but at most
-            return replace(finding, expected_gain=replace(gain, basis=f"{gain.basis}; {SEVERAL}"))
+            return _not_replayed(finding, SEVERAL)
         before, after, predicted = self.ask(finding, removal)
         now, steps = self.facts.summary.step, self.facts.steps
         if not (before and after and now and steps):
-            return finding
+            return _not_replayed(finding, self.why_not or self._refused or "the timeline shows no steps")
         saved = now * (1 - after / before)  # both replays may be off by the same part
         if saved < NO_USE * now:
             return None
@@ -101,7 +115,8 @@ class Trials:
             return now, max(self.unchanged, now - (per_step or 0.0)), self._without(None)
         try:
             predicted = self._without(removal) if removal else of_loop(self._loop, Change(**finding.parameters))
-        except LoadervizError:  # it says why the loop cannot be replayed; the bound stands for itself
+        except LoadervizError as problem:
+            self._refused = str(problem)
             return None, None, None
         before = min(now or 0.0, self.unchanged or 0.0)  # one that is slower than the loop would gain too much
         after, slower = _step(predicted), (self.unchanged or 0.0) - before
@@ -117,7 +132,8 @@ class Trials:
             gpu = gpu_of(loop)
             config = changed(loop, pinned=True) if removal and removal.pinned else loop.config
             return replayed(loop, config, gpu, gpu, graphs=removal is not None and removal.graphs)
-        except LoadervizError:
+        except LoadervizError as problem:
+            self._refused = str(problem)
             return None
 
     def _on_cpu(self, parameters: Mapping[str, Any], removal: Removal | None) -> float | None:
@@ -137,6 +153,12 @@ class Trials:
 
 
 _PRICED = ("restarts-workers", "allocates-in-loop")
+
+
+def _not_replayed(finding: Finding, why: str) -> Finding:
+    """Return the finding, whose bound says that it is all that is known of its gain."""
+    gain = finding.expected_gain
+    return replace(finding, expected_gain=replace(gain, basis=f"{gain.basis}; its gain is not predicted: {why}"))
 
 
 def _step(timeline: Timeline | None) -> float | None:
