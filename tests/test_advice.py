@@ -102,7 +102,8 @@ def test_a_pinned_copy_in_the_stream_of_the_kernels_costs_its_own_time():
     gain = finding.expected_gain
     assert (gain.ns, gain.per_step, gain.share) == (1_000 * US, 100 * US, pytest.approx(1 / 3))
     assert str(gain) == "up to 100 µs a step (33 %)"
-    assert gain.basis == "at most 1 ms in the window, the exposed copy"
+    why = "its gain is not predicted: a replay needs the host's calls"
+    assert gain.basis == f"at most 1 ms in the window, the exposed copy; {why}"
     assert finding.change == 'loader = loaderviz.loaders.PrefetchLoader(loader, "cuda", depth=2)'
     assert "10 pinned copies to the GPU, 1 a step, 1 MB in 100 µs a step (10 GB/s), 0 % hidden" in finding.evidence
 
@@ -1555,6 +1556,7 @@ def test_the_way_to_the_limit_begins_with_the_first_finding(kind, step, batches,
     first, *rest = advice.path
     assert (first.kind, advice[0].kind) == (kind, kind) and f"→ {told}: " in advice.told_path
     assert first.step == pytest.approx(advice.step - advice[0].expected_gain.predicted)
+    assert advice[0].asked == "a replay without it"  # what_if() has no such setting
     assert all(after.step < before.step for before, after in zip([first, *rest], rest, strict=False))
     unknown = replace(advice[0], kind="dense-embedding", predicted=None)
     again = Advice([unknown, *advice], "", advice.window, advice[0].predicted, advice.step)
@@ -1564,7 +1566,7 @@ def test_the_way_to_the_limit_begins_with_the_first_finding(kind, step, batches,
 
 def test_a_change_that_was_not_replayed_says_why(monkeypatch):
     unknown = lv.advise(trained(backward, slices(12), host="laptop"))[0].expected_gain.told
-    assert "; its gain is not predicted: what_if() finds no copy to the GPU" in unknown
+    assert "; its gain is not predicted: a replay finds no copy to the GPU" in unknown
     timeline = trained(backward, DataLoader(rows_of(), 256), host="laptop")
     anew = Finding("dense-embedding", "", "", Gain(10, 0.1, None, "at most 10 ns"))
     tried = Trials(Evidence(timeline)).tried(anew).expected_gain

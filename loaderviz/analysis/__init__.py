@@ -132,8 +132,9 @@ class Finding:
     """One thing that costs time: what kind of thing, the evidence in numbers, the line of code to change, the gain.
 
     `expected_gain` is an upper bound; it is 0 for what is paid once and for a finding that nothing can be gained.
-    `parameters` are the change as arguments of `what_if`, empty where a line has to be written anew. `predicted` is
-    the timeline of the loop with the change; None where it could not be replayed.
+    `parameters` are the change as arguments of `what_if` (`persistent`: the DataLoader keeps its workers), empty where
+    a line has to be written anew. `predicted` is the timeline of the loop with the change; None where it could not be
+    replayed.
     """
 
     kind: FindingKind
@@ -148,7 +149,7 @@ class Finding:
     def asked(self) -> str:
         """What was replayed, as a call."""
         given = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
-        return f"what_if({given})" if given else "a replay without it"
+        return f"what_if({given})" if given and "persistent" not in self.parameters else "a replay without it"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON: times in ns, `null` for what is not known."""

@@ -116,7 +116,7 @@ class Trials:
         try:
             predicted = self._without(removal) if removal else of_loop(self._loop, Change(**finding.parameters))
         except LoadervizError as problem:
-            self._refused = str(problem)
+            self._refused = _in_short(problem)
             return None, None, None
         before = min(now or 0.0, self.unchanged or 0.0)  # one that is slower than the loop would gain too much
         after, slower = _step(predicted), (self.unchanged or 0.0) - before
@@ -133,7 +133,7 @@ class Trials:
             config = changed(loop, pinned=True) if removal and removal.pinned else loop.config
             return replayed(loop, config, gpu, gpu, graphs=removal is not None and removal.graphs)
         except LoadervizError as problem:
-            self._refused = str(problem)
+            self._refused = _in_short(problem)
             return None
 
     def _on_cpu(self, parameters: Mapping[str, Any], removal: Removal | None) -> float | None:
@@ -159,6 +159,12 @@ def _not_replayed(finding: Finding, why: str) -> Finding:
     """Return the finding, whose bound says that it is all that is known of its gain."""
     gain = finding.expected_gain
     return replace(finding, expected_gain=replace(gain, basis=f"{gain.basis}; its gain is not predicted: {why}"))
+
+
+def _in_short(problem: LoadervizError) -> str:
+    """Say why a loop is not replayed, without what would have to be recorded for it."""
+    first, _, rest = str(problem).replace("what_if()", "a replay").partition(": ")
+    return first if " " in first else rest
 
 
 def _step(timeline: Timeline | None) -> float | None:
