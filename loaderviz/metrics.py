@@ -743,6 +743,12 @@ def _first_steady(timeline: Timeline, device: int, spans: Ints) -> int:
 # The numbers
 
 
+_OF_DEVICE = (  # what is not known where no device is in the timeline
+    *("compute", "communication", "kernels", "copy", "h2d", "d2h", "hidden_copy", "exposed_copy", "idle", "limit"),
+    *("hidden_communication", "moved", "limit_most"),
+)
+
+
 @dataclass(frozen=True, repr=False)
 class Summary:
     """The numbers of one timeline, for one device. Times in ns, shares 0..1; None where there is nothing to measure.
@@ -753,14 +759,17 @@ class Summary:
     part of it under compute kernels, `rank_wait` the part in which a collective is known to wait for other ranks (None:
     there is one rank). `copy` is host-device copies (`h2d`,
     `d2h`; D2D counts as work on the device), `hidden_copy` its part under any kernel, `overlap` that part as a share.
-    `busy` is the share of the window with any work on the device, `idle` the rest in ns. `host_blocked` gives the ns in
+    `busy` is the share of the window with any work on the device (None: the timeline has none), `idle` the rest in ns.
+    `host_blocked` gives the ns in
     which the training loop's thread waits, by cause. `limit` is the longest of compute, H2D, D2H and what collectives
     are known to move: the window if all else were hidden. How long the other collectives move is not known: at most
     the limit is `limit_most`. `headroom` is window / limit. `breakdown` is exclusive and sums to the window. `batches`
     and `samples` were handed out in the window. `step` is the mean time from the GPU's first kernel of a batch to that
     of the next (without kernels from hand-out to hand-out; window / batches where that is not known either),
     `samples_per_second` the samples of a batch in such a step. `copy_share` is the copy's share of the window (below
-    5 % overlap cannot pay). `bandwidth` maps a kind of copy to bytes per second.
+    5 % overlap cannot pay). `bandwidth` maps a kind of copy to bytes per second. The fetch of a batch takes
+    `fetch_computes` ns on a core and `fetch_waits` ns that need none, such as for a disk or a network, and gives
+    `fetch_bytes`, on average.
     """
 
     window: int
@@ -794,6 +803,9 @@ class Summary:
     limit_most: int = 0
     outside: int = 0
     unpriced: tuple[str, ...] = ()  # what the timeline leaves out, as in `Context`
+    fetch_computes: float | None = None
+    fetch_waits: float | None = None
+    fetch_bytes: float | None = None
 
     @property
     def exposed_communication(self) -> int:
@@ -812,13 +824,19 @@ class Summary:
     @property
     def compute_share(self) -> float | None:
         """Share of the window in which a compute kernel runs."""
-        return _ratio(self.compute, self.window)
+        return None if self.busy is None else _ratio(self.compute, self.window)
 
     @property
     def longest(self) -> str:
         """Whose time the limit is: "kernels", "collectives", "H2D copies" or "D2H copies"."""
         engines = {"kernels": self.compute, "collectives": self.moved, "H2D copies": self.h2d, "D2H copies": self.d2h}
         return max(engines, key=lambda name: engines[name])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON: times in ns, shares 0..1, `None` for what was not measured."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain = {name: list(value) if isinstance(value, tuple) else deepcopy(value) for name, value in found.items()}
+        return plain | dict.fromkeys(_OF_DEVICE if self.busy is None else ())
 
     def __str__(self) -> str:
         table, parts = _rows(self), _breakdown_rows(self)
@@ -870,6 +888,7 @@ def summary_of(
     lengths = {name: intervals.length(part) for name, part in sets.items()}
     span, copy, busy = intervals.length(judged), lengths["copies"], lengths["work"]
     hidden = intervals.length(intervals.intersect(sets["copies"], sets["kernels"]))
+    seen = any(lane.group == "device" and lane.device == device for lane in timeline.lanes)
     limit = max(lengths[name] for name in ("compute", "h2d", "d2h", "moving"))
     batches, counted, step = _steps(loop, start, end, outside)
     if samples is None:
@@ -885,7 +904,7 @@ def summary_of(
         hidden_copy=hidden,
         exposed_copy=copy - hidden,
         overlap=_ratio(hidden, copy),
-        busy=_ratio(busy, span),
+        busy=_ratio(busy, span) if seen else None,
         idle=span - busy,
         host_blocked={cause: intervals.length(part) for cause, part in waits.items() if len(part)},
         limit=limit,
@@ -894,7 +913,7 @@ def summary_of(
         samples=samples,
         step=step,
         samples_per_second=_ratio((samples or 0) * 1e9, batches * (step or 0) if batches else span) or None,
-        copy_share=_ratio(copy, span),
+        copy_share=_ratio(copy, span) if seen else None,
         breakdown=_breakdown(timeline, judged, sets, waits, loop_spans),
         bandwidth=_bandwidth(timeline, start, end, device),
         start_up=0 if asked or loop.cut else start - timeline.begin,
@@ -905,6 +924,7 @@ def summary_of(
         moved=lengths["moving"],
         limit_most=max(limit, lengths["communication"] - lengths["waiting for ranks"]),
         outside=intervals.length(outside),
+        **_fetch(timeline, start, end, device),
     )
 
 
@@ -1016,6 +1036,22 @@ def _bandwidth(timeline: Timeline, start: int, end: int, device: int) -> dict[st
     return {name: float(nbytes) / float(taken) * 1e9 for name, (nbytes, taken) in sums.items()}
 
 
+def _fetch(timeline: Timeline, start: int, end: int, device: int) -> dict[str, Any]:
+    """Return what the fetch of a batch takes and gives, on average of those in the window; None: not known."""
+    ranks = {timeline.lanes[lane].device for lane in loop_lanes(timeline, device)}
+    mine = timeline.where(Kind.FETCH) & timeline.in_lanes(lambda lane: lane.device in ranks)
+    mine &= (timeline.end > start) & (timeline.start < end)
+    given = mine & (timeline.batch >= 0)
+    mine = given if given.any() else mine  # the end of a stream gives no batch
+    time, sizes = (timeline.end - timeline.start)[mine], timeline.nbytes[mine & (timeline.nbytes > 0)]
+    waits, is_known = np.minimum(timeline.waited[mine], time), timeline.context.origin != "file" and mine.any()
+    return {
+        "fetch_computes": float((time - waits).mean()) if is_known else None,
+        "fetch_waits": float(waits.mean()) if is_known else None,
+        "fetch_bytes": float(sizes.mean()) if len(sizes) else None,
+    }
+
+
 def _ratio(part: float, whole: Any) -> float | None:
     return part / whole if whole else None
 
@@ -1035,6 +1071,10 @@ def _rows(summary: Summary) -> list[Row]:
     most = f"; at most {words.duration(summary.limit_most)}, if no collective waits"
     limit = f"{summary.longest} alone" if summary.limit else "no work on the GPU"
     speeds = summary.bandwidth.items()
+    waits, computes, size = summary.fetch_waits or 0, summary.fetch_computes or 0, summary.fetch_bytes
+    fetch = waits + computes
+    split = f"{words.share(waits / fetch)} waiting, {words.share(computes / fetch)} on a core" if fetch else ""
+    about = "a batch", split, words.size(size) if size else ""
     rows: list[tuple[object, Row]] = [  # whether it is told, and the line
         (summary.start_up, ("start-up", words.duration(summary.start_up), "before the window")),
         *((True, (f"unpriced: {kind}", "not in it", "see recording.unpriced")) for kind in summary.unpriced),
@@ -1055,6 +1095,7 @@ def _rows(summary: Summary) -> list[Row]:
         (gpu, _part("copy hidden", summary.hidden_copy, copy, "the copy")),
         (gpu, _part("copy exposed", summary.exposed_copy, window)),
         *((gpu and speed > _A_RATE, (f"copy rate {kind}", f"{words.size(speed)}/s", "")) for kind, speed in speeds),
+        (fetch, ("fetch", words.duration(fetch), "; ".join(filter(None, about)))),
         *((True, _part(f"host blocked: {cause}", time, window)) for cause, time in summary.host_blocked.items()),
         (gpu, ("limit", words.duration(summary.limit), limit + most * (summary.limit_most > summary.limit))),
         (gpu, ("headroom", words.times(summary.headroom), "window / limit")),

@@ -261,6 +261,21 @@ def test_only_the_thread_of_the_loop_is_blocked():
     assert summarize(alone).host_blocked == {"cause not known": 10}
 
 
+def test_a_fetch_is_split_into_waiting_computing_and_bytes():
+    """Of the batches in the window, on average; a trace of a profiler does not tell for how long a fetch waited."""
+    spans = [
+        ("worker 0", n * 100, n * 100 + 60 + 20 * n, Kind.FETCH, {"batch": n, "waited": 45 + 15 * n, "nbytes": 4_000})
+        for n in (0, 1)
+    ]
+    spans += [("worker 1", 0, 500, Kind.FETCH), ("main", 0, 500, Kind.OPERATOR)]  # the end of a stream gives no batch
+    told = summarize(factory.made(*spans, origin="recorded"))
+    assert (told.fetch_waits, told.fetch_computes, told.fetch_bytes) == (52.5, 17.5, 4_000)
+    assert re.search(r"fetch +70 ns  a batch; 75 % waiting, 25 % on a core; 4 kB", str(told))
+    read = summarize(factory.made(*spans))
+    assert read.fetch_waits is read.fetch_computes is None and read.fetch_bytes == 4_000
+    assert summarize(factory.empty()).fetch_bytes is None and "fetch" not in str(read)
+
+
 def test_an_empty_timeline_has_no_shares():
     summary = summarize(factory.empty())
     assert summary.window == summary.limit == summary.idle == 0

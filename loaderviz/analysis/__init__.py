@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
+from itertools import takewhile
 from typing import Any, Literal
 
 from loaderviz import words
@@ -78,7 +79,8 @@ class Gain:
     """What a change can gain at most: `ns` in the window, its `share` of it (0..1), and `per_step` ns if known.
 
     `basis` is the closed form in words, with its numbers; `once` says that the cost is not paid in each step.
-    `predicted` is what the change gains a step [ns] in a replay of the loop; None where it could not be replayed.
+    `predicted` is what the change gains a step [ns], in a replay of the loop, or since what is left out takes no time;
+    None where that is not known.
     """
 
     ns: int
@@ -93,7 +95,7 @@ class Gain:
         """The bound with its numbers, and the prediction."""
         if self.predicted is None:
             return self.basis
-        return f"{self.basis}; a replay of the loop predicts {words.duration(self.predicted)} a step less"
+        return f"{self.basis}; the change is predicted to save {words.duration(self.predicted)} a step"
 
     def __str__(self) -> str:
         if not self.ns:
@@ -130,8 +132,9 @@ class Finding:
     """One thing that costs time: what kind of thing, the evidence in numbers, the line of code to change, the gain.
 
     `expected_gain` is an upper bound; it is 0 for what is paid once and for a finding that nothing can be gained.
-    `parameters` are the change as arguments of `what_if`, empty where a line has to be written anew. `predicted` is
-    the timeline of the loop with the change; None where it could not be replayed.
+    `parameters` are the change as arguments of `what_if` (`persistent`: the DataLoader keeps its workers), empty where
+    a line has to be written anew. `predicted` is the timeline of the loop with the change; None where it could not be
+    replayed.
     """
 
     kind: FindingKind
@@ -146,7 +149,7 @@ class Finding:
     def asked(self) -> str:
         """What was replayed, as a call."""
         given = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
-        return f"what_if({given})" if given else "a replay without it"
+        return f"what_if({given})" if given and "persistent" not in self.parameters else "a replay without it"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON: times in ns, `null` for what is not known."""
@@ -182,7 +185,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class PathStep:
-    """A change on the way to the limit: the `kind` of its finding, its `parameters`, and a `step` [ns] after it.
+    """A change on the way to the limit: its finding's `kind` and `parameters` (none: a line), a `step` [ns] after it.
 
     `predicted` is the replay with this change and those before it, and `left` the advice about that.
     """
@@ -195,9 +198,9 @@ class PathStep:
 
     @property
     def told(self) -> str:
-        """The change and what follows, such as "workers=4: 410 µs"."""
+        """The change and what follows, such as "workers=4: 410 µs", or "without host-bound: 410 µs"."""
         given = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
-        return f"{given}: {words.duration(self.step)}"
+        return f"{given or f'without {self.kind}'}: {words.duration(self.step)}"
 
 
 class Advice(list[Finding]):
@@ -239,7 +242,10 @@ class Advice(list[Finding]):
         next_kind = next((each.kind for each in left if each.expected_gain.ns), None)
         then = f" Then {next_kind} is what is left." if next_kind else ""
         alone = f" The {left.longest} alone take {words.duration(left.limit)} there." if left.limit else ""
-        return f"The way to the limit, a step: {' → '.join(steps)}.{then}{alone}"
+        before = takewhile(lambda each: each.kind != self.path[0].kind, self)
+        unknown = [each.kind for each in before if each.expected_gain.per_step and each.predicted is None]
+        without = f" It leaves out {' and '.join(unknown)}, whose gain no replay has shown." if unknown else ""
+        return f"The way to the limit, a step: {' → '.join(steps)}.{without}{then}{alone}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON: times in ns, `null` for what is not known."""

@@ -520,6 +520,7 @@ AT_LOCK = "# more workers do not help: hold the lock for less, or give each work
 SLOW_BYTES = {Cause.READ: 100, Cause.COLLATE: 40}
 DENSE = 0.3  # of the time
 UNTRIED = 0.1  # of the time: what cannot be replayed in a loop that can is told from there on
+EVERY = 20  # steps: what is done between them more often than that could be done less often
 IN_LINE = 0.1  # of the time between the steps; a line that takes less of it is not named
 HOT = 2.0  # times as long as the other workers'
 OFTEN_BEHIND = 0.2  # of the time: who keeps the loop waiting so long, and in most steps, is not behind now and then
@@ -1065,7 +1066,8 @@ def between_epochs(facts: Evidence) -> Finding | None:
     if not time or facts.unseen:
         return None
     computing = device_sets(facts.timeline, facts.start, facts.end, facts.device)["kernels"]
-    work = intervals.length(intervals.intersect(breaks, computing))
+    work, steps = intervals.length(intervals.intersect(breaks, computing)), len(facts.marks)
+    often = EVERY * count >= steps > 0  # it need not be done so often: then its kernels are saved, too
     longest = breaks[np.argmax(breaks[:, 1] - breaks[:, 0])].tolist()
     lines, seen, idle, less = lines_of(facts, breaks), facts.seen_lines(breaks), "", ""
     if seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
@@ -1076,19 +1078,21 @@ def between_epochs(facts: Evidence) -> Finding | None:
     else:
         lines = seen
     told = ", ".join(f"at {line} for {words.duration(ns)}" for line, ns in lines[:3] if ns >= IN_LINE * time)
+    gain = time if often else time - work
     return Finding(
         "between-epochs",
-        f"{count:,} {'time' if count == 1 else 'times'} in {words.count(len(facts.marks), 'step')} the loop does other "
+        f"{count:,} {'time' if count == 1 else 'times'} in {words.count(steps, 'step')} the loop does other "
         "work than steps, such as validation, a checkpoint, a report or a sampler: "
         f"{words.duration(time)} in all{idle}; the longest part takes {words.duration(longest[1] - longest[0])}, at "
         f"{words.duration(longest[0] - facts.timeline.begin)}{f'. The loop is {told}' if told else ''}. No other "
         "finding counts this time",
         "# do it less often, or let the next steps run meanwhile: save a copy in a thread, read losses once at the end",
         Gain(
-            time - work,
-            (time - work) / (facts.end - facts.start),
+            gain,
+            gain / (facts.end - facts.start),
             None,
-            f"at most {words.duration(time)} between the steps{less}",
+            f"at most {words.duration(time)} between the steps{'' if often else less}",
+            predicted=time / steps if often else None,  # what is left out takes no time
         ),
         subject=Subject(time="outside"),
     )

@@ -820,7 +820,12 @@ class Evidence:
 
     @cached_property
     def in_dataset(self) -> Mask:
-        """The copies to the GPU that the data set makes, or what collates its samples, on the loop's thread."""
+        """The copies to the GPU that the data set makes, or what collates its samples, on the loop's thread.
+
+        In a prediction all of them, where it was so in the loop that was predicted: a replay copies after the fetch.
+        """
+        if self.fault("cuda-in-dataset") is not None:
+            return self.mask(Kind.COPY_H2D)
         fetches = self.covered(self.loop & self.timeline.where(Kind.FETCH))
         return self.mask(Kind.COPY_H2D) & self.launched(intervals.covers(fetches, self.first))
 

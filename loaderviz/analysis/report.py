@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from loaderviz import words
+from loaderviz import intervals, words
 from loaderviz.analysis import SCHEMA, Advice
 from loaderviz.analysis.advice import advise
 from loaderviz.errors import LoadervizError
 from loaderviz.files import Source, readable
-from loaderviz.metrics import Loop, Summary, check_timeline, summarize
-from loaderviz.timeline import Timeline
+from loaderviz.intervals import Intervals
+from loaderviz.metrics import Loop, Summary, begin_of, check_timeline, device_sets, summarize, window_of
+from loaderviz.timeline import Floats, Ints, Timeline
 
 # Numbers of a Summary that limits are for, and whether more of it is better; those in ns may be given with a unit.
 BETTER = {
@@ -38,7 +39,7 @@ BETTER = {
     "headroom": False,
     "copy_share": False,
 }
-TIMES = ("step", "exposed_copy", "idle")
+TIMES, SHARES = ("step", "exposed_copy", "idle"), ("overlap", "busy", "copy_share")
 UNITS = {"": 1.0, "ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "%": 0.01}
 SURE = 2.0  # times the noise: a smaller change is none
 
@@ -65,8 +66,8 @@ def report(timeline: Timeline, hazards: int = 0, advice: Advice | None = None) -
         "device": context.device,
         "origin": context.origin,
         "host": context.host,
-        "summary": {name: _plain(getattr(summary, name)) for name in Summary.__dataclass_fields__},
-        "noise": {"step": _noise(timeline, summary)},
+        "summary": summary.to_dict(),
+        "noise": _noise(timeline, summary),
         "hazards": hazards,
         "advice": (advise(timeline) if advice is None else advice).to_dict(),
         "notes": list(context.notes),
@@ -89,45 +90,68 @@ def _fault(found: Any) -> str:
     """Say what is wrong with a report: all that is compared has to be there, as a finite number or null."""
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         return f"it has no entry 'schema' of {SCHEMA}"
-    for part, names in ("summary", list(BETTER)), ("noise", ["step"]):
+    for part, missing in ("summary", "missing"), ("noise", None):
         values = found.get(part)
         if not isinstance(values, dict):
             return f"its {part!r} is {str(values)[:40]}"
-        for name in names:
-            value = values.get(name, "missing")
+        for name in BETTER:
+            value: Any = values.get(name, missing)
             finite = type(value) in (int, float) and abs(value) < sys.float_info.max  # NaN is not
             if not (finite or value is None):
                 return f"its {name!r} in {part!r} is {str(value)[:40]}"
     return ""
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+def _noise(timeline: Timeline, summary: Summary) -> dict[str, float | None]:
+    """Return how far each number may be off by chance, in its unit, from how its steps differ; None: not known."""
+    loop = Loop.of(timeline, summary.device)
+    start, end = loop.window or window_of(timeline, None)
+    begins = begin_of(timeline, loop.device, loop.spans[loop.between(start, end)]) if len(loop.spans) else loop.spans
+    sets, outside = device_sets(timeline, start, end, loop.device), loop.outside(start, end)
+
+    def each(when: Intervals) -> Ints:
+        return intervals.covered_within(intervals.subtract(when, outside), begins[:-1], begins[1:])
+
+    time, works = each(np.array([[start, end]])), each(sets["work"])
+    copies, hidden = each(sets["copies"]), each(intervals.intersect(sets["copies"], sets["kernels"]))
+    engine = {"kernels": "compute", "H2D copies": "h2d", "D2H copies": "d2h"}.get(summary.longest)
+    one, samples = np.ones(len(time)), (summary.samples_per_second or 0) * time.sum() / max(1, len(time))
+    whole = one / max(1, summary.batches or 0)  # of a time in the window, which has so many steps
+    parts: dict[str, tuple[Any, Any]] = {
+        "overlap": (hidden, copies),
+        "busy": (works, time),
+        "samples_per_second": (samples * one, time),
+        "step": (time, one),
+        "exposed_copy": (copies - hidden, whole),
+        "idle": (time - works, whole),
+        "headroom": (time, each(sets[engine]) if engine else 0 * one),
+        "copy_share": (copies, time),
+    }
+    found = summary.to_dict()
+    return {name: None if found[name] is None else _error(*pair) for name, pair in parts.items()}
 
 
-def _noise(timeline: Timeline, summary: Summary) -> float | None:
-    """Return how far the mean step may be off [ns]: its standard error over the steps; None for fewer than three."""
-    starts = timeline.start[Loop.of(timeline, summary.device).spans]
-    if len(starts) < 4:
+def _error(parts: Floats | Ints, wholes: Floats | Ints) -> float | None:
+    """Return the standard error of the ratio of both sums, of which each step gives a part; None for fewer than 3."""
+    if len(parts) < 3 or not wholes.sum():
         return None
-    steps = np.diff(starts[1:])
-    return float(steps.std(ddof=1) / math.sqrt(len(steps)))
+    off = parts - parts.sum() / wholes.sum() * wholes
+    return float(off.std(ddof=1) * math.sqrt(len(parts)) / wholes.sum())
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A number's name, and the value that it has to keep; `share`: of what it was before."""
+    """A number's name, and the value that it has to keep, or the share of what it was by which it may get worse."""
 
     name: str
     value: float
-    share: bool = False
 
 
-def limit(text: str) -> Limit:
-    """Read "overlap=0.9", "step=2ms" or "step=10%". Raises `LimitError`.
+def limit(text: str, *, change: bool = False) -> Limit:
+    """Read "overlap=0.9" or "step=2ms"; or a `change`, such as "step=10%". Raises `LimitError`.
 
     >>> limit("step=2ms")
-    Limit(name='step', value=2000000.0, share=False)
+    Limit(name='step', value=2000000.0)
     """
     match = re.fullmatch(r"(\w+)=([\d.]+)\s*(|ns|us|µs|ms|s|%)", text.strip())
     if match is None:
@@ -135,10 +159,14 @@ def limit(text: str) -> Limit:
     name, number, unit = match.groups()
     if name not in BETTER:
         raise LimitError(f"{name!r} has no limit: give one of {', '.join(BETTER)}")
+    if change and unit != "%":
+        raise LimitError(f"{text!r}: a change needs a share, such as {name}=10%")
+    if unit == "%" and not change and name not in SHARES:
+        raise LimitError(f"{text!r}: one run has no change in it; `loaderviz diff` compares two")
     if unit not in ("", "%") and name not in TIMES:
         raise LimitError(f"{text!r}: {name} is no time, so it has no {unit}")
     try:
-        return Limit(name, float(number) * UNITS[unit], unit == "%")
+        return Limit(name, float(number) * UNITS[unit])
     except ValueError as problem:
         raise LimitError(f"{text!r}: {number!r} is no number") from problem
 
@@ -201,9 +229,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Dif
 def regressions(found: Sequence[Difference], over: Sequence[str]) -> list[str]:
     """Return a sentence for each number that got worse by more than its limit, such as "step=10%", and than chance."""
     said = []
-    for asked in map(limit, over):
-        if not asked.share:
-            raise LimitError(f"{asked.name}: a change needs a share, such as {asked.name}=10%")
+    for asked in (limit(text, change=True) for text in over):
         mine = next(each for each in found if each.name == asked.name)
         if mine.change is None:
             said.append(f"{mine}: it was not measured in both")

@@ -25,7 +25,8 @@ REPLAYED = 2_000  # steps, and ten times as many kernels: more are not replayed 
 BAND = 0.15  # that a replay may be off, and the bound is above it
 NO_USE = 0.005  # of a step: a smaller gain is none
 UNLIKE = 0.7  # of a step: a replay of a real loop as it is that takes less is of another loop
-SEVERAL = "that was not replayed: a replay has one DataLoader, and a step takes batches of several here"
+SEVERAL = "a replay has one DataLoader, and a step takes batches of several here"
+ANEW = "no replay has such a change"
 LONGEST_WAY, STEPS_OF_WAY = 6, 500  # changes; steps of a loop whose way is looked for
 
 
@@ -35,14 +36,26 @@ class Trials:
     def __init__(self, facts: Evidence) -> None:
         self.facts, self.timeline = facts, facts.timeline
         self._real = facts.timeline.context.origin != "emulated"
+        self._refused = ""  # why the last one was not replayed
 
-    @cached_property
+    @property
     def possible(self) -> bool:
         """Whether the loop is one that can be replayed, in a reasonable time."""
-        kernels = int(self.facts.mask(*KERNELS).sum())
-        small = len(self.facts.marks) <= REPLAYED and kernels <= REPLAYED * 10
-        now, replayed = self.facts.summary.step, self.unchanged if small else None
-        return bool(now and replayed and (replayed > UNLIKE * now or not self._real))
+        return not self.why_not
+
+    @cached_property
+    def why_not(self) -> str:
+        """Why the loop cannot be replayed, or would take too long; "" where it can."""
+        steps, kernels = len(self.facts.marks), int(self.facts.mask(*KERNELS).sum())
+        if steps > REPLAYED or kernels > REPLAYED * 10:
+            most = f"a replay takes at most {REPLAYED:,} steps and {REPLAYED * 10:,} kernels"
+            return f"{most}, and this loop has {steps:,} and {kernels:,}; record fewer steps"
+        now, took = self.facts.summary.step, self.unchanged
+        if not (now and took):
+            return self._refused or "the timeline shows no steps"
+        if self._real and took <= UNLIKE * now:
+            return f"as it is, a step takes {words.duration(took)} in a replay, and it took {words.duration(now)}"
+        return ""
 
     @cached_property
     def unchanged(self) -> float | None:
@@ -60,17 +73,18 @@ class Trials:
     def tried(self, finding: Finding, removal: Removal | None = None) -> Finding | None:
         """Return the finding with what its change gains; None where the change gains nothing.
 
-        One that cannot be replayed comes back as it is, with its bound alone.
+        One that cannot be replayed comes back with its bound alone, which says why.
         """
-        if not (finding.parameters or removal or finding.kind in _PRICED) or finding.expected_gain.predicted:
+        if finding.expected_gain.predicted:
             return finding
+        if not (finding.parameters or removal or finding.kind in _PRICED):
+            return _not_replayed(finding, ANEW)
         if self.facts.unlike_loaders and not removal:
-            gain = finding.expected_gain  # what it gains of several loaders is not known, but at most
-            return replace(finding, expected_gain=replace(gain, basis=f"{gain.basis}; {SEVERAL}"))
+            return _not_replayed(finding, SEVERAL)
         before, after, predicted = self.ask(finding, removal)
         now, steps = self.facts.summary.step, self.facts.steps
         if not (before and after and now and steps):
-            return finding
+            return _not_replayed(finding, self.why_not or self._refused or "the timeline shows no steps")
         saved = now * (1 - after / before)  # both replays may be off by the same part
         if saved < NO_USE * now:
             return None
@@ -91,7 +105,7 @@ class Trials:
         """Return a step before and after the change [ns], and the timeline after it."""
         now, per_step = self.facts.summary.step, finding.expected_gain.per_step
         if finding.kind == "restarts-workers" and now and per_step:  # what it takes is what it gains
-            return now, now - per_step, None
+            return now, now - per_step, self._replayed if self.facts.summary.busy and self.possible else None
         sends = finding.kind == "workers-cost-more" and self._real  # what that costs, no replay knows of a real host
         if sends or not self.facts.summary.busy:
             return now, self._on_cpu(finding.parameters, removal), None
@@ -101,7 +115,8 @@ class Trials:
             return now, max(self.unchanged, now - (per_step or 0.0)), self._without(None)
         try:
             predicted = self._without(removal) if removal else of_loop(self._loop, Change(**finding.parameters))
-        except LoadervizError:  # it says why the loop cannot be replayed; the bound stands for itself
+        except LoadervizError as problem:
+            self._refused = _in_short(problem)
             return None, None, None
         before = min(now or 0.0, self.unchanged or 0.0)  # one that is slower than the loop would gain too much
         after, slower = _step(predicted), (self.unchanged or 0.0) - before
@@ -117,7 +132,8 @@ class Trials:
             gpu = gpu_of(loop)
             config = changed(loop, pinned=True) if removal and removal.pinned else loop.config
             return replayed(loop, config, gpu, gpu, graphs=removal is not None and removal.graphs)
-        except LoadervizError:
+        except LoadervizError as problem:
+            self._refused = _in_short(problem)
             return None
 
     def _on_cpu(self, parameters: Mapping[str, Any], removal: Removal | None) -> float | None:
@@ -139,6 +155,18 @@ class Trials:
 _PRICED = ("restarts-workers", "allocates-in-loop")
 
 
+def _not_replayed(finding: Finding, why: str) -> Finding:
+    """Return the finding, whose bound says that it is all that is known of its gain."""
+    gain = finding.expected_gain
+    return replace(finding, expected_gain=replace(gain, basis=f"{gain.basis}; its gain is not predicted: {why}"))
+
+
+def _in_short(problem: LoadervizError) -> str:
+    """Say why a loop is not replayed, without what would have to be recorded for it."""
+    first, _, rest = str(problem).replace("what_if()", "a replay").partition(": ")
+    return first if " " in first else rest
+
+
 def _step(timeline: Timeline | None) -> float | None:
     """Return what a step of a replay takes [ns]: all of it is steps, and at its end the host waits for the GPU."""
     return timeline.duration / int(timeline.where(Kind.RANGE).sum()) if timeline is not None else None
@@ -153,12 +181,13 @@ def _lead(timeline: Timeline) -> float:
 def way(timeline: Timeline, advice: Advice) -> tuple[PathStep, ...]:
     """Return the changes that lead to the limit, each the first of what was left after the one before.
 
-    A step after a change is reckoned as a finding's gain is, so that both say the same; a setting is changed once.
+    A step after a change is reckoned as a finding's gain is, so that both say the same; a setting is changed once. A
+    setting is replayed with those before it; a line that is written anew is gone from the loop that is replayed then.
     """
     from loaderviz.analysis.advice import advise
 
     found: list[PathStep] = []
-    given: dict[str, Any] = {}
+    given, here = dict[str, Any](), dict[str, Any]()  # the settings; those of them that the loop has not got yet
     now, left = advice.step or 0.0, advice
     last, trials = now, Trials(Evidence(timeline))
     if (trials.facts.summary.batches or 0) > STEPS_OF_WAY:
@@ -167,20 +196,26 @@ def way(timeline: Timeline, advice: Advice) -> tuple[PathStep, ...]:
         first = next((each for each in left if _leads_on(each, given)), None)
         if first is None:
             break
+        step, predicted = last * (1 - (first.expected_gain.predicted or 0.0) / (left.step or now)), first.predicted
         given = _joined(given, first.parameters)
-        before, after, predicted = trials.ask(replace(first, parameters=given))
-        step = now * after / before if before and after else 0.0
-        if not step or predicted is None or last < WORTH_IT * step:
+        anew = not first.parameters or first.kind in _PRICED
+        if not anew:
+            here = _joined(here, first.parameters)
+            before, after, predicted = trials.ask(replace(first, parameters=here))
+            step = now * after / before if before and after else 0.0
+        if step <= 0 or predicted is None or last < WORTH_IT * step:
             break
         last, left = step, advise(predicted)
         found.append(PathStep(first.kind, first.parameters, step, predicted, left))
+        if anew:
+            now, here, trials = step, {}, Trials(Evidence(predicted))
     return tuple(found)
 
 
 def _leads_on(finding: Finding, given: Mapping[str, Any]) -> bool:
     """Whether a finding's change was replayed, is new, and takes back nothing of those that are `given`."""
     asked = {**given, **finding.parameters}
-    return finding.predicted is not None and asked != given and asked == {**asked, **given}
+    return finding.predicted is not None and (asked != given or not finding.parameters) and asked == {**asked, **given}
 
 
 def _joined(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

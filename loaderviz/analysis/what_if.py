@@ -104,6 +104,11 @@ class LoopModel:
     # How the batches came
 
     @cached_property
+    def copies_in_dataset(self) -> bool:
+        """Whether the data set still copies to the GPU, which a worker process could not."""
+        return bool((self.facts.in_dataset & ~self.facts.launched(self._removal.calls)).any())
+
+    @cached_property
     def config(self) -> LoaderConfig:
         """How the batches came to the GPU."""
         if self.resident:
@@ -878,4 +883,7 @@ def _context(loop: LoopModel, made: Timeline, config: LoaderConfig, gpu: Gpu, wo
         (config.resident, "whether the data set fits into the GPU's memory is not known"),
     ]
     told = (*made.context.notes, *(note for applies, note in notes if applies))
-    return replace(made.context, device=f"{gpu.name}, predicted", notes=told)
+    faults = ("cuda-in-dataset",) if loop.copies_in_dataset and not config.resident else ()
+    sends = work.batch(work.warmup).parcel._asdict().items()  # which is not seen in what is copied
+    usage = made.context.usage | {name: amount for name, amount in sends if amount}
+    return replace(made.context, device=f"{gpu.name}, predicted", notes=told, faults=faults, usage=usage)

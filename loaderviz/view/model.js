@@ -29,6 +29,7 @@ const DEFAULTS = {
   batch: -1,
   nbytes: 0,
   cause: 0,
+  waited: 0,
   pinned: 0,
   source: 0,
   hidden: 255,
@@ -437,7 +438,8 @@ function story(model, bar) {
     const values = { thing: thing(model, tail[edge]), gap: gap(end[tail[edge]], start[bar]) };
     say("ordered after the {thing}, which ended {gap} before", values);
   }
-  if (cause[bar] > 0) said.push(blocked(model, bar));
+  if (model.style(bar).key === "fetch") said.push(...fetched(model, bar));
+  else if (cause[bar] > 0) said.push(blocked(model, bar));
   for (const at of after.filter(waits).slice(0, 3)) {
     const time = waited(model, head[at], bar);
     const values = { thing: thing(model, head[at]), time: duration(time) };
@@ -455,6 +457,18 @@ function story(model, bar) {
   }
   if (batch[bar] >= 0) said.push(journey(model, model.trackOf(bar).part, batch[bar]));
   return said.filter(Boolean);
+}
+
+/** What most of a fetch is, and for how long it needs no core. */
+function fetched(model, bar) {
+  const { start, end, cause, waited } = model.columns,
+    waits = waited?.[bar] ?? 0, // the explorer's have none
+    what = word(model, model.head.causes[cause[bar]] ?? "");
+  const values = { waits: duration(waits), computes: duration(end[bar] - start[bar] - waits) };
+  return [
+    what && word(model, "most of it is {what}", { what }),
+    waits && word(model, "waits {waits}, and takes {computes} of a core", values),
+  ];
 }
 
 /** How long the host is blocked, by what, and until when. */

@@ -246,7 +246,8 @@ _DEFAULTS = {"batch": -1, "hidden": 255, "count": 1}
 def _columns(timeline: Timeline, bars: Bars, names: dict[str, int], sources: dict[str, int]) -> dict[str, Numbers]:
     """Return the columns of a part's bars; `names` and `sources` get the texts that they name by number."""
     span, known = bars.span, bars.span >= 0
-    of = {name: np.full(len(span), -1, np.int64) for name in ("name", "batch", "nbytes", "cause", "pinned", "source")}
+    told = "name", "batch", "nbytes", "cause", "pinned", "source", "waited"
+    of = {name: np.full(len(span), -1, np.int64) for name in told}
     for name, values in of.items():
         values[known] = timeline.spans[name][span[known]]
     hidden, single = np.full(len(span), 255, np.int64), known & (bars.count == 1)
@@ -259,6 +260,7 @@ def _columns(timeline: Timeline, bars: Bars, names: dict[str, int], sources: dic
         "batch": of["batch"],
         "nbytes": of["nbytes"] + 1,
         "cause": np.maximum(of["cause"], 0),
+        "waited": np.maximum(of["waited"], 0),
         "pinned": of["pinned"] + 1,
         "source": _numbered([timeline.lines[source] for source in timeline.sources], of["source"], sources),
         "hidden": hidden,

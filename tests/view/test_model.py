@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from factory import made as made_of
 from factory import script
 from test_engine import NODE, answers
 from unpack import unpack
 
 from loaderviz import intervals, words
-from loaderviz.timeline import Cause
+from loaderviz.timeline import Cause, Kind
 from loaderviz.view import theme
 from loaderviz.view.lanes import _ENGINES as ENGINES
 from loaderviz.view.picture import EXPLORER, module
@@ -273,6 +274,18 @@ def test_the_story_of_each_bar_is_in_chinese(ask, settings):
             assert not [each for each in LATIN.findall(line) if each not in allowed], line
             assert "undefined" not in line and "{" not in line
     assert settings.side_stream == any("waits" in line for mine in english for line in mine)
+
+
+@needs_node
+def test_a_fetch_says_what_most_of_it_is_and_how_long_it_waits(ask):
+    """It is no host that is blocked."""
+    known = {"cause": Cause.READ, "waited": 80_000, "nbytes": 4_000, "batch": 0}
+    timeline = made_of(("worker 0", 0, 100_000, Kind.FETCH, known), ("main", 0, 100_000, Kind.FETCH, {"batch": 1}))
+    lines = [
+        line for bar in ask(with_model("[...it.columns.start.keys()].map(bar => page.story(model, bar))"),
+                            [shown(timeline)])[0] for line in bar
+    ]  # fmt: skip
+    assert lines == ["most of it is reading files", "waits 80 µs, and takes 20 µs of a core"]
 
 
 def test_each_text_is_written_somewhere_and_each_that_is_written_has_its_chinese():

@@ -5,7 +5,10 @@ import gzip
 import numpy as np
 
 DEFAULTS = {"batch": -1, "hidden": 255, "count": 1}
-SPANS = ("start", "duration", "style", "name", "batch", "nbytes", "cause", "pinned", "source", "hidden", "count")
+SPANS = (
+    *("start", "duration", "style", "name", "batch", "nbytes", "cause", "waited"),
+    *("pinned", "source", "hidden", "count"),
+)
 
 
 def unpack(head, body):
