@@ -161,8 +161,8 @@ class Context:
     `sent` is the share (0..1) of what workers' fetches compute that it takes to send the batches to another process.
     `shared_memory` [bytes] is what that machine has for batches on their way from workers (None: not known).
     `usage`: what a batch took, on average, beside its fetch: "others", ns of the processor in other threads of its
-    worker, "lacked", ns in which its fetch found no core, bytes read from the "disk" itself and brought back from
-    "swap"; of an emulated one "locked", ns in which its fetch had the lock that is taken for longest, if there is one,
+    worker, "lacked", ns in which its fetch found no core, bytes "read" of files that are not mapped, those of them that
+    came from the "disk" itself, and bytes brought back from "swap"; of an emulated one "locked", ns in which its fetch had the lock that is taken for longest, if there is one,
     and "unlocked waits", in which it waited for all but locks. What most batches are for a worker that sends them:
     "tensors", how many, and of an emulated one their new "shared" bytes, and bytes that are "pickled". In all: bytes of
     "memory" of its own by which a worker grew, but for the largest jump, and "loop lacked", ns in which the thread of

@@ -518,6 +518,7 @@ AS_READY = "loader = DataLoader(..., in_order=False)  # batches come as they are
 AT_LOCK = "# more workers do not help: hold the lock for less, or give each worker a file or connection of its own"
 # ns a byte of a batch: to read it takes 1 or 2, with many small files 50; only far more bytes, or Python, take so long
 SLOW_BYTES = {Cause.READ: 100, Cause.COLLATE: 40}
+FAR_MORE, LITTLE = 10, 100_000  # times the bytes of a batch; so many bytes are read of files in next to no time
 DENSE = 0.3  # of the time
 UNTRIED = 0.1  # of the time: what cannot be replayed in a loop that can is told from there on
 IN_LINE = 0.1  # of the time between the steps; a line that takes less of it is not named
@@ -641,16 +642,19 @@ def slow_line(facts: Evidence) -> Found:
     mine = facts.timeline.where(Kind.FETCH) & (facts.timeline.nbytes > 0)
     size = float(facts.timeline.nbytes[mine].mean()) if mine.any() else 0.0
     late = intervals.length(facts.getting)
-    named = cause in kinds and share >= MOST_OF_IT and size and late
-    if not named or facts.fetch.computes < SLOW_BYTES[cause] * size:
+    if not (cause in kinds and share >= MOST_OF_IT and size and late):
+        return None
+    read = facts.timeline.context.usage.get("read", 0) if cause == Cause.READ else 0
+    if read < FAR_MORE * max(size, LITTLE) if read else facts.fetch.computes < SLOW_BYTES[cause] * size:
         return None
     what = "what this line takes of the fetches that the loop waits for"
     gain = facts.bound(late, what, host=facts.getting, supply=False)
     each = words.duration(share * (facts.fetch.computes + facts.fetch.waits))
     told, change = {
         Cause.READ: (
-            f"reading files takes {each} for a batch of {words.size(size)}: so few bytes are read far sooner",
-            "# read only what the sample needs: numpy.load(path, mmap_mode='r'), seek(), or one small file a sample",
+            f"reading {f'{words.size(read)} of files' if read else 'files'} takes {each} for a batch of "
+            f"{words.size(size)}: so few bytes are read far sooner",
+            "# map the file, or read only what the sample needs: numpy.load(path, mmap_mode='r'), seek(), or one small file a sample",
         ),
         Cause.COLLATE: (
             f"joining samples takes {each} for a batch of {words.size(size)}: that is Python's work on each sample",

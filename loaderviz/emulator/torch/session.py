@@ -161,7 +161,7 @@ class Session(HostThread, TensorMemory):
         self._charged: list[int] = []  # what each batch costs instead [ns]
         self._here: list[int] = []  # what its fetch took this machine's processor [ns]
         self.sent_whole: set[Hashable] = set()  # storages of which workers send parts
-        self._parcels: list[Parcel] = []  # what each batch is, whoever fetches it
+        self._parcels: list[tuple[int, ...]] = []  # what each batch is, and read of files, whoever fetches it
         self._waited: list[int] = []  # how long this machine waited for each [ns]
         self._spun = self._worked = 0  # how long its threads may have waited for each other, of what is measured [ns]
         self.deferred = DeferredCopies(self)
@@ -400,7 +400,7 @@ class Session(HostThread, TensorMemory):
 
     def fetched(self, batch: Fetched, nbytes: int, parcel: Parcel) -> int:
         """Return what a fetch costs a processor [ns]; note what nothing prices, and what is measured on the wall."""
-        self._parcels.append(parcel)
+        self._parcels.append((*parcel, sum(count for *_, count in batch.files)))
         self._waited.append(batch.waited)
         if self.measured:
             self._spun, self._worked = self._spun + batch.spun, self._worked + batch.work
@@ -413,9 +413,9 @@ class Session(HostThread, TensorMemory):
         return took
 
     def _parcel(self) -> dict[str, int]:
-        """Return what most batches are, as in a timeline's context."""
+        """Return what most batches are, and read of files, as in a timeline's context."""
         usual = map(statistics.median_low, zip(*self._parcels, strict=True))
-        return {what: amount for what, amount in zip(Parcel._fields, usual, strict=False) if amount}
+        return {what: amount for what, amount in zip((*Parcel._fields, "read"), usual, strict=False) if amount}
 
     def _not_priced(self) -> tuple[str, ...]:
         """Return the kinds of time that batches take on this machine, and that are far from what they cost."""
