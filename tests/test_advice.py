@@ -562,6 +562,14 @@ def test_what_the_system_tells_is_in_the_advice(kind, usage, few):
         assert not any(finding.expected_gain.ns for finding in found)
 
 
+def test_samples_that_come_from_each_worker_are_told_first_and_no_more_workers_are():
+    timeline = run(SLOW)
+    assert lv.advise(timeline)[0].parameters["workers"] > 2
+    again = lv.advise(replace(timeline, context=replace(timeline.context, faults=("unsharded-iterable",))))
+    assert again[0].kind == "unsharded-iterable"
+    assert not any("workers" in finding.parameters for finding in again)
+
+
 def test_files_from_the_disk_are_no_matter_where_the_loop_does_not_wait_for_them():
     quick = Settings(batch_size=256, fetch_per_sample=100, workers=2, steps=12, **PRESETS["prefetch"])
     assert "cold-cache" not in [finding.kind for finding in lv.advise(used(run(quick), disk=10**9))]

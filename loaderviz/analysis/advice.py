@@ -608,7 +608,7 @@ def waiting_for_data(facts: Evidence) -> Found:
     """The loop waits for the workers or for the pin thread while the GPU has nothing to do."""
     waits = facts.waiting(Cause.DATA)
     starved = intervals.intersect(facts.covered(waits), facts.idle)
-    if not len(starved):
+    if not len(starved) or facts.fault("unsharded-iterable") is not None:  # more workers would give more copies
         return None
     floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
     gain = facts.gain(facts.length(waits), "the waits for data", *floors, facts.workers_floor())
@@ -1751,6 +1751,7 @@ _SOONER: tuple[_Rule, ...] = (
         lambda one: one.kind not in LARGE and one.change not in AT_BEST,
         False,
     ),
+    (lambda one: one.kind != "unsharded-iterable", lambda one: one.kind == "unsharded-iterable", True),
 )
 
 
