@@ -165,8 +165,8 @@ class Context:
     came from the "disk" itself, and bytes brought back from "swap"; of an emulated one "locked", ns in which its fetch had the lock that is taken for longest, if there is one,
     and "unlocked waits", in which it waited for all but locks. What most batches are for a worker that sends them:
     "tensors", how many, and of an emulated one their new "shared" bytes, and bytes that are "pickled". In all: bytes of
-    "memory" of its own by which a worker grew, but for the largest jump, and "loop lacked", ns in which the thread of
-    the loop found no core. Only what is more than 0.
+    "memory" of its own by which a worker grew, but for the largest jump, "loop lacked", ns in which the thread of the
+    loop found no core, and how many batches an "epoch" has. Only what is more than 0.
     """
 
     device: str = "unknown device"

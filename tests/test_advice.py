@@ -1644,15 +1644,31 @@ def test_a_loop_over_tensors_is_told_torchs_call_for_all_of_them():
     assert "one-by-one" not in gains(after)
 
 
-@pytest.mark.parametrize(("steps", "is_dear"), [(12, True), (40, False)])
-def test_workers_that_take_longer_to_start_than_they_save_are_told_to_stay(steps, is_dear):
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("steps", [12, 24])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_so_many_workers_are_advised_that_an_epoch_with_their_start_is_shorter(steps, workers):
     """A batch is waited for: 16 ms; to start a worker takes the main thread 15 ms."""
-    found = lv.advise(trained(backward, DataLoader(Sleeps(torch.zeros(8 * steps, 32)), 8, num_workers=2)))[0]
-    pays = re.search(
-        r"starting that many more takes \S+ \S+ \(assumed of this host\): it pays in epochs of (\d+) steps",
-        found.evidence,
-    )
-    assert found.kind == "waiting-for-data" and bool(pays) == is_dear and (not pays or int(pays[1]) > steps)
+
+    def whole(workers):
+        return trained(backward, DataLoader(Sleeps(torch.zeros(8 * steps, 32)), 8, num_workers=workers))
+
+    before = whole(workers)
+    found = lv.advise(before)[0]
+    assert found.kind == ("waiting-for-data" if workers else "fetch-in-loop")
+    advised = found.parameters["workers"]
+    assert workers < advised <= steps / 2
+    assert whole(advised).duration < min(before.duration, whole(steps).duration)
+    if workers:
+        again = f"in each epoch of {steps} batches, or once with persistent_workers=True"
+        assert f"takes {15 * (advised - workers)} ms (assumed of this host), {again}" in found.evidence
+
+
+def test_no_more_workers_are_advised_where_their_start_takes_longer_than_they_save():
+    slow = DataLoader(Sleeps(torch.zeros(12, 32)), 2, num_workers=1)  # six batches of 4 ms; a second one takes 15 ms
+    found = finding_of(trained(backward, slow), "waiting-for-data")
+    assert "An epoch has 6 batches: more workers take longer to start than they save" in found.evidence
+    assert not found.parameters and "persistent_workers=True" in found.change
 
 
 def test_of_two_loaders_drawn_together_the_slow_one_is_named_and_a_step_takes_both_batches():

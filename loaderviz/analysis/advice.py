@@ -21,6 +21,7 @@ from loaderviz.analysis.evidence import (
     FINITE,
     MASKS,
     READING,
+    SPARE,
     Evidence,
     Floor,
     Removal,
@@ -563,20 +564,22 @@ def _room(facts: Evidence, number: int | None) -> str:
 
 def _starting(facts: Evidence, number: int | None, gain: Gain) -> str:
     """Say so where to start so many workers takes longer than they save in the steps that are judged."""
-    timeline = facts.timeline
-    starts = np.flatnonzero(timeline.named(WORKER_START.match))
-    if not (number and len(starts) and gain.ns > 0 and facts.steps):
+    more = _more_starts(facts, number or 0)
+    if not (more and gain.ns > 0 and facts.steps):
         return ""
-    took, name = int((timeline.end - timeline.start)[starts[0]]), timeline.names[int(timeline.name[starts[0]])]
-    more = took * max(0, number - len(facts.lanes_of("worker"))) // int(name.split()[1])
+    known = "assumed of this host" if facts.timeline.context.origin == "emulated" else "as it took here"
+    takes = f"; starting that many more takes {words.duration(more)} ({known})"
+    if facts.epoch and more > UNTRIED * gain.ns / facts.steps * facts.epoch:
+        return f"{takes}, in each epoch of {math.ceil(facts.epoch):,} batches, or once with persistent_workers=True"
     if more <= gain.ns:
         return ""
     pays = math.ceil(more * facts.steps / gain.ns)
-    known = "assumed of this host" if timeline.context.origin == "emulated" else "as it took here"
-    return (
-        f"; starting that many more takes {words.duration(more)} ({known}): it pays in epochs of {pays:,} steps or "
-        "more, or with persistent_workers=True"
-    )
+    return f"{takes}: it pays in epochs of {pays:,} steps or more, or with persistent_workers=True"
+
+
+def _more_starts(facts: Evidence, number: int) -> float:
+    """How long it takes to start so many workers beyond those that there are [ns]; 0: not known."""
+    return max(0, number - len(facts.lanes_of("worker"))) * facts.starting
 
 
 def fetch_in_loop(facts: Evidence) -> Finding | None:
@@ -1528,6 +1531,9 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
         full, change = _room(facts, len(workers)), f"# more workers do not help: {CHEAPER}"
         if full:
             change = "# more workers do not fit: make the batches fewer bytes, such as uint8, or smaller"
+        elif facts.epoch and SPARE * len(workers) < facts.useful_workers and not facts.lock_is_taken:
+            turns = f". An epoch has {math.ceil(facts.epoch):,} batches: more workers take longer to start than they save"
+            change = "# more workers do not help in so short an epoch: persistent_workers=True starts these once"
         return f"{seen}{full or turns}", change, None
     number = max(facts.workers_for(gain) or 0, len(workers) + 1)
     return seen, f"loader = DataLoader(..., num_workers={number}{_pin(facts)})", number
@@ -1713,9 +1719,10 @@ def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:
 
 
 def _value(facts: Evidence, finding: Finding) -> float:
-    """Return what a change gains in the window [ns]: as predicted, or at most, where that is all that is known."""
+    """Return what a change gains in the window [ns], less its share of an epoch's start: as predicted, or at most."""
     gain, step = finding.expected_gain, facts.summary.step
-    return gain.ns if gain.predicted is None or not step else gain.predicted / step * facts.window
+    starts = _more_starts(facts, finding.parameters.get("workers", 0)) * (facts.steps or 0) / (facts.epoch or math.inf)
+    return (gain.ns if gain.predicted is None or not step else gain.predicted / step * facts.window) - starts
 
 
 def _order(facts: Evidence, found: list[Finding], waits_hinder: bool) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from loaderviz import intervals, words
 from loaderviz.analysis import Gain
-from loaderviz.batches import HAND_OUT, LOADER_NEXT
+from loaderviz.batches import HAND_OUT, LOADER_NEXT, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import (
     NONE,
@@ -1040,14 +1040,45 @@ class Evidence:
         return min(1.0, busy / max(1, self.cores - 1))
 
     @cached_property
-    def most_workers(self) -> int:
-        """More workers than this are of no use: cores are taken by what computes, and not by what waits."""
+    def useful_workers(self) -> int:
+        """More workers than this are of no use in a long epoch: what computes takes cores, and batches take memory."""
         cores = self.cores or max(TYPICAL_CORES, len(self.lanes_of("worker")))
         both = self.fetch.computes + self.fetch.waits
         share = self.fetch.computes / both if both else 1.0
-        most = min(MOST_WORKERS, round(cores / max(share, cores / MOST_WORKERS)), max(1, self.room[0]))
+        return min(MOST_WORKERS, round(cores / max(share, cores / MOST_WORKERS)), max(1, self.room[0]))
+
+    @cached_property
+    def most_workers(self) -> int:
+        """More workers than this are of no use, one of which may have a lock that all need."""
+        most = self._in_an_epoch(self.useful_workers)
         own = self.fetch.computes + self.fetch.waits * self.unlocked
         return min(most, ceil(own / self.locked)) if self.locked else most  # one of them has the lock all the time then
+
+    def _in_an_epoch(self, most: int) -> int:
+        """So many workers, at `most`, take the least time for an epoch, with their start; if that is seen."""
+        batches, fetch = ceil(self.epoch or 0), self.fetch.computes + self.fetch.waits
+        if not batches:
+            return most
+        most = min(most, batches if self.starting else ceil(batches / PREFETCHED))
+        return min(range(1, most + 1), key=lambda many: many * self.starting + ceil(batches / many) * fetch)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return np.flatnonzero(self.timeline.named(WORKER_START.match)).tolist()
+
+    @cached_property
+    def starting(self) -> float:
+        """For how many ns the loop starts a worker, and ends it, as it is seen; 0 where it is not."""
+        timeline = self.timeline
+        takes = timeline.named(WORKER_START.match) | timeline.named(WORKER_END.match)
+        many = sum(int(timeline.names[timeline.name[row]].split()[1]) for row in self._starts)
+        return float((timeline.end - timeline.start)[takes].sum()) / many if many else 0.0
+
+    @cached_property
+    def epoch(self) -> float | None:
+        """How many batches workers make until they are started again, as far as that is known; of one DataLoader."""
+        known, made = self.timeline.context.usage.get("epoch"), len(np.unique(self.timeline.batch)) - 1
+        return max(known, made / max(1, len(self._starts))) if known and len(self.loaders) == 1 else None
 
     @cached_property
     def room(self) -> tuple[int, int]:

@@ -630,7 +630,7 @@ class Session(HostThread, TensorMemory):
             looks=tuple(self.sampler.seen) if self.sampler is not None else (),
             sent=self.sent / max(1, self.fetched_by_workers),
             shared_memory=shared_memory() if self.measured else None,
-            usage=runtime.shared.usage() | self._parcel(),
+            usage=runtime.shared.usage() | self._parcel() | self.batches.usage,
         )
         timeline = runtime.timeline(context)
         if all(lane.group == "host" for lane in timeline.lanes) and (line := _asks_for_gpu(timeline.sources)):
