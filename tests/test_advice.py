@@ -562,6 +562,27 @@ def test_what_the_system_tells_is_in_the_advice(kind, usage, few):
         assert not any(finding.expected_gain.ns for finding in found)
 
 
+@pytest.mark.parametrize(("cores", "many"), [(2, True), (4, True), (5, False), (16, False)])
+def test_far_more_workers_than_cores_are_told_with_how_many_are_enough(cores, many):
+    timeline = used(run(SLOW.change(workers=8, fetch_per_sample=400_000)), cores=cores)  # all of them compute
+    found = {finding.kind: finding for finding in lv.advise(timeline)}
+    assert ("too-many-workers" in found) is many
+    if many:
+        assert found["too-many-workers"].parameters == {"workers": cores}
+        assert f"8 workers compute, and this machine has {cores} CPU cores" in found["too-many-workers"].evidence
+        assert "they take turns" in found["waiting-for-data"].evidence
+        assert not found["waiting-for-data"].parameters
+
+
+def test_on_a_cpu_loading_is_told_also_where_no_number_of_workers_makes_it_shorter():
+    loop = looped(40, ("main", Kind.FETCH, 100), ("main", Kind.OPERATOR, 300)).timeline()
+    (finding,) = lv.advise(used(loop, cores=1))
+    assert finding.kind == "fetch-in-loop" and not finding.parameters and "more workers do not help" in finding.change
+    assert finding.expected_gain.predicted is None and finding.expected_gain.share == pytest.approx(0.25, rel=0.1)
+    short = looped(40, ("main", Kind.FETCH, 20), ("main", Kind.OPERATOR, 380)).timeline()
+    assert [finding.kind for finding in lv.advise(used(short, cores=1))] == ["no-gpu-work"]
+
+
 def test_samples_that_come_from_each_worker_are_told_first_and_no_more_workers_are():
     timeline = run(SLOW)
     assert lv.advise(timeline)[0].parameters["workers"] > 2
@@ -1667,7 +1688,7 @@ def test_so_many_workers_are_advised_that_an_epoch_with_their_start_is_shorter(s
 def test_no_more_workers_are_advised_where_their_start_takes_longer_than_they_save():
     slow = DataLoader(Sleeps(torch.zeros(12, 32)), 2, num_workers=1)  # six batches of 4 ms; a second one takes 15 ms
     found = finding_of(trained(backward, slow), "waiting-for-data")
-    assert "An epoch has 6 batches: more workers take longer to start than they save" in found.evidence
+    assert "an epoch has 6 batches: more workers take longer to start than they save" in found.evidence
     assert not found.parameters and "persistent_workers=True" in found.change
 
 

@@ -528,6 +528,7 @@ OFTEN_BEHIND = 0.2  # of the time: who keeps the loop waiting so long, and in mo
 UNEVEN = 1.5  # times the median: batches of a loader that differ so
 OTHERS = 0.5  # of what a fetch computes: what other threads of its worker take besides is told
 CROWDED = 0.7  # of all cores
+MANY_TIMES = 2  # so many times the workers that are of use are too many
 GROWN = 32 * 2**20  # bytes, by which a worker's memory grew in all
 SWAPPED = 64 * 1024  # bytes a batch
 TAKEN, MOSTLY = 0.2, 0.9  # of the time
@@ -657,7 +658,7 @@ def slow_line(facts: Evidence) -> Found:
         Cause.READ: (
             f"reading {f'{words.size(read)} of files' if read else 'files'} takes {each} for a batch of "
             f"{words.size(size)}: so few bytes are read far sooner",
-            "# map the file, or read only what the sample needs: numpy.load(path, mmap_mode='r'), seek(), or one small file a sample",
+            "# map the file: numpy.load(path, mmap_mode='r'); or read only what the sample needs, such as with seek()",
         ),
         Cause.COLLATE: (
             f"joining samples takes {each} for a batch of {words.size(size)}: that is Python's work on each sample",
@@ -725,7 +726,13 @@ def _received(facts: Evidence, taking: int) -> Finding | None:
     """What the loop waits for is there: each tensor of a batch comes by a file and a socket of its own."""
     received = facts.received
     time = facts.length(received)
-    if not time or 2 * time < taking or facts.lanes_of("pin") or facts.timeline.context.origin == "emulated":
+    if (
+        not time
+        or 2 * time < taking
+        or facts.take_turns
+        or facts.lanes_of("pin")
+        or facts.timeline.context.origin == "emulated"
+    ):
         return None
     gain = facts.gain(time, "what the loop takes to receive batches", facts.device_floor(), facts.host_floor())
     return Finding(
@@ -755,6 +762,22 @@ def threads_in_workers(facts: Evidence) -> Finding | None:
         "# or set OMP_NUM_THREADS=1 before the program starts",
         _without_waits(facts, waits),
         subject=_DATA,
+    )
+
+
+def too_many_workers(facts: Evidence) -> Finding | None:
+    """Far more workers than cores, and what they do is to compute."""
+    number, enough = len(facts.lanes_of("worker")), facts.useful_workers
+    if not facts.take_turns or number < MANY_TIMES * enough:
+        return None
+    return Finding(
+        "too-many-workers",
+        f"{words.count(number, 'worker')} compute, and {_cores(facts)}: they take turns, and "
+        f"{words.count(enough, 'worker')} would give as many batches. Each one more takes memory, and time to start",
+        f"loader = DataLoader(..., num_workers={enough})",
+        NO_GAIN,
+        {"workers": enough},
+        subject=Subject((Kind.FETCH,)),
     )
 
 
@@ -1524,15 +1547,17 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
         return seen, FEWER_BYTES, None
     if busy > NEARLY and (waits_at := _at_lock(facts)):
         return f"{seen}, and {waits_at}", AT_LOCK, None
-    if busy < SATURATED and (told := _seldom(facts, seen, waits, busy > NEARLY)):
+    waiting |= facts.take_turns
+    if busy < SATURATED and not facts.take_turns and (told := _seldom(facts, seen, waits, busy > NEARLY)):
         return *told, None
-    if not facts.more_workers:
+    if not facts.more_workers or facts.take_turns:
         turns = f", and {_cores(facts)}: {'they take turns' if waiting else 'more workers would take turns'}"
         full, change = _room(facts, len(workers)), f"# more workers do not help: {CHEAPER}"
         if full:
             change = "# more workers do not fit: make the batches fewer bytes, such as uint8, or smaller"
         elif facts.epoch and SPARE * len(workers) < facts.useful_workers and not facts.lock_is_taken:
-            turns = f". An epoch has {math.ceil(facts.epoch):,} batches: more workers take longer to start than they save"
+            short = f"an epoch has {math.ceil(facts.epoch):,} batches"
+            turns = f", and {short}: more workers take longer to start than they save"
             change = "# more workers do not help in so short an epoch: persistent_workers=True starts these once"
         return f"{seen}{full or turns}", change, None
     number = max(facts.workers_for(gain) or 0, len(workers) + 1)
@@ -1638,7 +1663,7 @@ FINDINGS = (
 
 # Told although they gain nothing a step: what makes the other findings doubtful, and what is good to know after them
 DOUBTS = unpriced, short_window, swaps, cores_taken, memory_grows
-BESIDE = workers_grow, cold_cache, uneven_steps, outlier_fetch, start_up
+BESIDE = too_many_workers, workers_grow, cold_cache, uneven_steps, outlier_fetch, start_up
 
 
 def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: int | None = None) -> Advice:
@@ -1715,7 +1740,10 @@ def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:
     instead = resident(facts, workers_help=False) if useless and "resident" not in named else None
     if instead and (checked := trials.tried(instead)):
         tried.append(checked)
-    return tried
+    if tried or facts.summary.busy or intervals.length(facts.getting) < UNTRIED * facts.window:
+        return tried
+    loads = (finding for finding, _ in pairs if finding.kind in LOADS)  # on the CPU loading is what was asked for
+    return [replace(each, change=f"# more workers do not help: {CHEAPER}", parameters={}) for each in loads]
 
 
 def _value(facts: Evidence, finding: Finding) -> float:

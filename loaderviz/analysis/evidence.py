@@ -63,6 +63,7 @@ OTHER, OTHER_SHARE = 100_000, 0.02  # ns a launch, share of the window: more is 
 SEEN = 2  # calls that were seen in a line, or it is not named
 NO_ROWS, CALLS = np.zeros(0, np.int64), (Kind.OPERATOR, Kind.API, Kind.WAIT)
 LOOKS, LOOKED = 3, 0.1  # so many looks, and so much of the window, or a line that was looked at is not named
+TURNS = 0.9  # of all cores
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
 _LOADER = re.compile(r"\(loader \d+\)$")  # in the name of a lane, from the second one on
 _OPERATION = re.compile(r"AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce", re.I)
@@ -1024,10 +1025,17 @@ class Evidence:
     @cached_property
     def on_core(self) -> float:
         """The share (0..1) of what fetches compute in which they have a core: measured, else as many as there are."""
-        now, lacked = len(self.lanes_of("worker")), self.timeline.context.usage.get("lacked")
-        if lacked is not None and self.fetch.computes:
-            return max(0.0, 1 - lacked / self.fetch.computes)
+        now, usage = len(self.lanes_of("worker")), self.timeline.context.usage
+        if (lacked := usage.get("lacked")) is not None and self.fetch.computes:
+            return max(0.0, 1 - lacked / usage.get("busy", self.fetch.computes))
         return min(1.0, (self.cores or now) / now) if now else 1.0
+
+    @cached_property
+    def take_turns(self) -> bool:
+        """Whether there are more workers than cores, and those that compute at a time take all cores."""
+        number, both = len(self.lanes_of("worker")), self.fetch.computes + self.fetch.waits
+        computing = self.busy(self.lanes_of("worker")) * number * self.fetch.computes / both if both else 0
+        return bool(self.cores) and number > self.cores and computing >= TURNS * self.cores
 
     def crowded(self, then: int) -> float:
         """The share (0..1) of the cores beside the loop's that workers keep busy, or so many would; 1: not known."""

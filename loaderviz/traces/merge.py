@@ -343,6 +343,7 @@ def _usage(own: Own, there: Clock, begin: int, end: int) -> dict[str, int]:
     found = {
         "others": sum(each.used.others for each in made) // count,
         "lacked": sum(each.used.lacked for each in made) // count,
+        "busy": sum(each.used.busy for each in made) // count,
         "disk": sum(each.used.disk for each in made) // count,
         "read": sum(each.used.read for each in made) // count,
         "swap": own.swapped // count,
