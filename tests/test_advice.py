@@ -1584,6 +1584,24 @@ def test_the_line_of_a_wait_for_the_gpu_is_no_other_work():
     assert "synchronizes-each-step" in kinds and "other-work-in-loop" not in kinds
 
 
+@pytest.mark.parametrize("logs", [False, True])
+def test_the_loops_own_line_and_where_a_batch_is_copied_are_no_other_work(logs):
+    spans, known = [], {"device": "NVIDIA A100", "origin": "emulated"}
+    for batch in range(12):
+        now, of, copy = 1_000 * batch, {"batch": batch}, {"batch": batch, "nbytes": 4096}
+        spans += [("main", now, now + 1000, Kind.RANGE, {"name": f"batch {batch}: 8 samples"} | of),
+                  ("main", now, now + 20, Kind.PIN, {"source": "train.py:15"} | of),
+                  ("main", now + 300, now + 310, Kind.API, {"name": "cudaMemcpyAsync", "source": "train.py:16"} | copy),
+                  ("stream 7", now + 310, now + 320, Kind.COPY_H2D, {"pinned": True, "by": -1} | copy),
+                  ("main", now + 940, now + 950, Kind.API, {"name": "cudaLaunchKernel", "source": "train.py:17"} | of),
+                  ("stream 7", now + 950, now + 990, Kind.COMPUTE, {"by": -1} | of)]  # fmt: skip
+        if logs:
+            spans.append(("main", now + 600, now + 601, Kind.OPERATOR, {"name": "aten::sum", "source": "train.py:18"}))
+    found = {finding.kind: finding for finding in lv.advise(factory.made(*factory.us(spans), **known).self_check())}
+    assert ("other-work-in-loop" in found) is logs
+    assert not logs or found["other-work-in-loop"].evidence.startswith("train.py:18 takes")
+
+
 @pytest.mark.parametrize(("persistent", "more"), [(False, 3), (True, None)])
 def test_the_first_workers_of_a_second_loader_are_not_started_again(persistent, more):
     other = DataLoader(rows_of(count=1), 128, num_workers=1, persistent_workers=persistent)
