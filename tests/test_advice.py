@@ -2134,6 +2134,19 @@ def test_a_tensor_that_is_made_of_a_list_in_each_step_is_named_by_its_line(host)
     assert "(torch.tensor, " in first.evidence
 
 
+@pytest.mark.parametrize(("count", "width", "told"), [(25, 8, "fewer tensors"), (25, 40_000, "fewer bytes")])
+def test_where_the_pin_thread_has_many_small_tensors_they_are_to_be_fewer_and_not_their_bytes(count, width, told):
+    def sample(_):
+        return {str(number): torch.zeros(width) for number in range(count)}
+
+    with lv.record(on="a100", host="workstation") as recording:
+        net = torch.nn.Linear(width, 8).cuda()
+        for batch in DataLoader(factory.Samples(sample, 160), 8, num_workers=4, pin_memory=True):
+            backward(net, sum(each.cuda(non_blocking=True) for each in batch.values()))
+    found = finding_of(recording.timeline, "waiting-for-data")
+    assert "the pin thread" in found.evidence and told in found.change
+
+
 def test_what_fewer_bytes_may_gain_of_a_full_pin_thread_bounds_what_they_gain():
     timelines = []
     for dtype in (torch.float64, torch.uint8):

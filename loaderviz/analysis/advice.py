@@ -618,7 +618,7 @@ def waiting_for_data(facts: Evidence) -> Found:
     gain = facts.gain(facts.length(waits), "the waits for data", *floors, facts.workers_floor())
     within = intervals.covered_within(starved, facts.first, facts.last)
     seen, change, number = _behind(facts, gain, waits & (within > 0))
-    if change is FEWER_BYTES:  # the pin thread has less to do then, and so have the workers
+    if change in (FEWER_BYTES, FEWER_TENSORS):  # the pin thread has less to do then, and so have the workers
         gain = facts.gain(facts.length(waits), "the waits for data", *floors[:2])
     time = duration(facts, intervals.length(starved))
     idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
@@ -1524,7 +1524,8 @@ STOCK = (
     "loader = DataLoader(..., persistent_workers=True)  # if the waits are at the beginning of an epoch"
 )
 FEWER_BYTES = "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU"
-AT_BEST = "", FEWER_BYTES, STOCK  # changes of which it is not known that they help
+FEWER_TENSORS = "# more workers do not help: send fewer tensors; join them in collate_fn, and split them on the GPU"
+AT_BEST = "", FEWER_BYTES, FEWER_TENSORS, STOCK  # changes of which it is not known that they help
 
 
 def _workers(facts: Evidence, number: int | None) -> dict[str, Any]:
@@ -1544,7 +1545,7 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
     busy = busy * len(workers) / places if waiting else busy
     if _pin_thread_is_full(facts):
         seen += f", the pin thread pins for {words.share(facts.busy(pin))} of it, and there is only one (R45)"
-        return seen, FEWER_BYTES, None
+        return seen, _less_to_pin(facts), None
     if busy > NEARLY and (waits_at := _at_lock(facts)):
         return f"{seen}, and {waits_at}", AT_LOCK, None
     waiting |= facts.take_turns
@@ -1562,6 +1563,12 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
         return f"{seen}{full or turns}", change, None
     number = max(facts.workers_for(gain) or 0, len(workers) + 1)
     return seen, f"loader = DataLoader(..., num_workers={number}{_pin(facts)})", number
+
+
+def _less_to_pin(facts: Evidence) -> str:
+    """What makes the pin thread's work less: of many small tensors each one has its price, whatever bytes it has."""
+    tensors, sizes = facts.timeline.context.usage.get("tensors", 0), facts.timeline.nbytes[facts.fetches]
+    return FEWER_TENSORS if tensors >= MANY_SENT and sizes.mean() < tensors * SMALL else FEWER_BYTES
 
 
 def _at_lock(facts: Evidence) -> str:
@@ -1602,7 +1609,7 @@ def _often(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
         told = (
             f"for {words.share(share)} of its waits the pin thread, of which there is only one, copies the batch (R45)"
         )
-        return f"{seen}, and still the loop waits in most steps: {told}", FEWER_BYTES
+        return f"{seen}, and still the loop waits in most steps: {told}", _less_to_pin(facts)
     return f"{seen}, and still the loop waits in most steps: before these waits they do not fetch for a while", STOCK
 
 
