@@ -170,6 +170,11 @@ class Numbering:
         left = often and 2 * self._given < self._whole
         return (f"restarts-iterator {re.split(PARTS, self._line)[-1]}".strip(),) if left else ()
 
+    @property
+    def usage(self) -> dict[str, int]:
+        """How many batches an epoch of the loop's iterators has, as in a timeline's context; nothing if not known."""
+        return {"epoch": self._whole // self._begun} if self._begun else {}
+
     def used(self, batch: int, *, mine: bool = True) -> None:
         """Batch `batch` of a DataLoader is handed out; it is not `mine` if another thread than the loop's takes it."""
         self._next = max(self._next, batch + 1)

@@ -171,8 +171,13 @@ def _lines(file: Path) -> list[str]:
 
 def thread_lacked() -> int:
     """Return for how many ns this thread could have run and found no core; 0 where the system does not tell."""
-    with suppress(OSError, ValueError, IndexError), FileIO("/proc/thread-self/schedstat") as file:
-        return int(file.read().split()[1])
+    return _of_thread("schedstat")
+
+
+def _of_thread(file: str) -> int:
+    """Return the second word of what Linux tells of this thread in a file; 0 where it does not."""
+    with suppress(OSError, ValueError, IndexError), FileIO(f"/proc/thread-self/{file}") as told:
+        return int(told.read().split()[1])
     return 0
 
 
@@ -194,7 +199,8 @@ class Usage(NamedTuple):
     """What a process has used: ns of the processor in other threads, bytes from the disk; and its own thread, in ns.
 
     It `lacked` a core; it was `busy` where it ran, or lacked one, and waited for the rest of the time. Linux alone
-    tells the lack; elsewhere other programs on this machine become waiting. `switches` are those of the thread.
+    tells the lack; elsewhere other programs on this machine become waiting. `switches` are those of the thread, `read`
+    the bytes that it read of files, also from memory: but not of mapped ones, and Linux alone tells.
     """
 
     others: int = 0
@@ -202,6 +208,7 @@ class Usage(NamedTuple):
     lacked: int = 0
     busy: int = 0
     switches: int = -1
+    read: int = 0
 
     def since(self, before: Usage) -> Usage:
         """Return what was used since then."""
@@ -216,7 +223,8 @@ def usage() -> Usage:
     """Return what this process has used so far; Windows does not tell what came from the disk, and not from memory."""
     blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock if resource else 0
     ran, lacked = thread_time_ns(), thread_lacked()
-    return Usage(max(0, time.process_time_ns() - ran), blocks * BLOCK, lacked, ran + lacked, switches())
+    others = max(0, time.process_time_ns() - ran)
+    return Usage(others, blocks * BLOCK, lacked, ran + lacked, switches(), _of_thread("io"))
 
 
 def own_memory(file: Path = Path("/proc/self/smaps_rollup")) -> int:

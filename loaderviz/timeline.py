@@ -162,12 +162,13 @@ class Context:
     `sent` is the share (0..1) of what workers' fetches compute that it takes to send the batches to another process.
     `shared_memory` [bytes] is what that machine has for batches on their way from workers (None: not known).
     `usage`: what a batch took, on average, beside its fetch: "others", ns of the processor in other threads of its
-    worker, "lacked", ns in which its fetch found no core, bytes read from the "disk" itself and brought back from
-    "swap"; of an emulated one "locked", ns in which its fetch had the lock that is taken for longest, if there is one,
-    and "unlocked waits", in which it waited for all but locks. What most batches are for a worker that sends them:
-    "tensors", how many, and of an emulated one their new "shared" bytes, and bytes that are "pickled", of which
-    so many are of "arrays". In all: bytes of "memory" of its own by which a worker grew, but for the largest jump, and
-    "loop lacked", ns in which the thread of the loop found no core. Only what is more than 0.
+    worker, "busy", ns in which its fetch ran or "lacked" a core, and those in which it did, bytes "read" of files that
+    are not mapped, those of them that came from the "disk" itself, and bytes brought back from "swap"; of an emulated
+    one "locked", ns in which its fetch had the lock that is taken for longest, if there is one, and "unlocked waits",
+    in which it waited for all but locks. What most batches are for a worker that sends them: "tensors", how many, and
+    of an emulated one their new "shared" bytes, and bytes that are "pickled", of which so many are of "arrays". In all:
+    bytes of "memory" of its own by which a worker grew, but for the largest jump, "loop lacked", ns in which the thread
+    of the loop found no core, and how many batches an "epoch" has. Only what is more than 0.
     """
 
     device: str = "unknown device"

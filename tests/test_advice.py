@@ -564,6 +564,35 @@ def test_what_the_system_tells_is_in_the_advice(kind, usage, few):
         assert not any(finding.expected_gain.ns for finding in found)
 
 
+@pytest.mark.parametrize(("cores", "many"), [(2, True), (4, True), (5, False), (16, False)])
+def test_far_more_workers_than_cores_are_told_with_how_many_are_enough(cores, many):
+    timeline = used(run(SLOW.change(workers=8, fetch_per_sample=400_000)), cores=cores)  # all of them compute
+    found = {finding.kind: finding for finding in lv.advise(timeline)}
+    assert ("too-many-workers" in found) is many
+    if many:
+        assert found["too-many-workers"].parameters == {"workers": cores}
+        assert f"8 workers compute, and this machine has {cores} CPU cores" in found["too-many-workers"].evidence
+        assert "they take turns" in found["waiting-for-data"].evidence
+        assert not found["waiting-for-data"].parameters
+
+
+def test_on_a_cpu_loading_is_told_also_where_no_number_of_workers_makes_it_shorter():
+    loop = looped(40, ("main", Kind.FETCH, 100), ("main", Kind.OPERATOR, 300)).timeline()
+    (finding,) = lv.advise(used(loop, cores=1))
+    assert finding.kind == "fetch-in-loop" and not finding.parameters and "more workers do not help" in finding.change
+    assert finding.expected_gain.predicted is None and finding.expected_gain.share == pytest.approx(0.25, rel=0.1)
+    short = looped(40, ("main", Kind.FETCH, 20), ("main", Kind.OPERATOR, 380)).timeline()
+    assert [finding.kind for finding in lv.advise(used(short, cores=1))] == ["no-gpu-work"]
+
+
+def test_samples_that_come_from_each_worker_are_told_first_and_no_more_workers_are():
+    timeline = run(SLOW)
+    assert lv.advise(timeline)[0].parameters["workers"] > 2
+    again = lv.advise(replace(timeline, context=replace(timeline.context, faults=("unsharded-iterable",))))
+    assert again[0].kind == "unsharded-iterable"
+    assert not any("workers" in finding.parameters for finding in again)
+
+
 def test_files_from_the_disk_are_no_matter_where_the_loop_does_not_wait_for_them():
     quick = Settings(batch_size=256, fetch_per_sample=100, workers=2, steps=12, **PRESETS["prefetch"])
     assert "cold-cache" not in [finding.kind for finding in lv.advise(used(run(quick), disk=10**9))]
@@ -1623,6 +1652,24 @@ def test_the_line_of_a_wait_for_the_gpu_is_no_other_work():
     assert "synchronizes-each-step" in kinds and "other-work-in-loop" not in kinds
 
 
+@pytest.mark.parametrize("logs", [False, True])
+def test_the_loops_own_line_and_where_a_batch_is_copied_are_no_other_work(logs):
+    spans, known = [], {"device": "NVIDIA A100", "origin": "emulated"}
+    for batch in range(12):
+        now, of, copy = 1_000 * batch, {"batch": batch}, {"batch": batch, "nbytes": 4096}
+        spans += [("main", now, now + 1000, Kind.RANGE, {"name": f"batch {batch}: 8 samples"} | of),
+                  ("main", now, now + 20, Kind.PIN, {"source": "train.py:15"} | of),
+                  ("main", now + 300, now + 310, Kind.API, {"name": "cudaMemcpyAsync", "source": "train.py:16"} | copy),
+                  ("stream 7", now + 310, now + 320, Kind.COPY_H2D, {"pinned": True, "by": -1} | copy),
+                  ("main", now + 940, now + 950, Kind.API, {"name": "cudaLaunchKernel", "source": "train.py:17"} | of),
+                  ("stream 7", now + 950, now + 990, Kind.COMPUTE, {"by": -1} | of)]  # fmt: skip
+        if logs:
+            spans.append(("main", now + 600, now + 601, Kind.OPERATOR, {"name": "aten::sum", "source": "train.py:18"}))
+    found = {finding.kind: finding for finding in lv.advise(factory.made(*factory.us(spans), **known).self_check())}
+    assert ("other-work-in-loop" in found) is logs
+    assert not logs or found["other-work-in-loop"].evidence.startswith("train.py:18 takes")
+
+
 @pytest.mark.parametrize(("persistent", "more"), [(False, 3), (True, None)])
 def test_the_first_workers_of_a_second_loader_are_not_started_again(persistent, more):
     other = DataLoader(rows_of(count=1), 128, num_workers=1, persistent_workers=persistent)
@@ -1704,15 +1751,31 @@ def test_a_loop_over_tensors_is_told_torchs_call_for_all_of_them():
     assert "one-by-one" not in gains(after)
 
 
-@pytest.mark.parametrize(("steps", "is_dear"), [(12, True), (40, False)])
-def test_workers_that_take_longer_to_start_than_they_save_are_told_to_stay(steps, is_dear):
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("steps", [12, 24])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_so_many_workers_are_advised_that_an_epoch_with_their_start_is_shorter(steps, workers):
     """A batch is waited for: 16 ms; to start a worker takes the main thread 15 ms."""
-    found = lv.advise(trained(backward, DataLoader(Sleeps(torch.zeros(8 * steps, 32)), 8, num_workers=2)))[0]
-    pays = re.search(
-        r"starting that many more takes \S+ \S+ \(assumed of this host\): it pays in epochs of (\d+) steps",
-        found.evidence,
-    )
-    assert found.kind == "waiting-for-data" and bool(pays) == is_dear and (not pays or int(pays[1]) > steps)
+
+    def whole(workers):
+        return trained(backward, DataLoader(Sleeps(torch.zeros(8 * steps, 32)), 8, num_workers=workers))
+
+    before = whole(workers)
+    found = lv.advise(before)[0]
+    assert found.kind == ("waiting-for-data" if workers else "fetch-in-loop")
+    advised = found.parameters["workers"]
+    assert workers < advised <= steps / 2
+    assert whole(advised).duration < min(before.duration, whole(steps).duration)
+    if workers:
+        again = f"in each epoch of {steps} batches, or once with persistent_workers=True"
+        assert f"takes {15 * (advised - workers)} ms (assumed of this host), {again}" in found.evidence
+
+
+def test_no_more_workers_are_advised_where_their_start_takes_longer_than_they_save():
+    slow = DataLoader(Sleeps(torch.zeros(12, 32)), 2, num_workers=1)  # six batches of 4 ms; a second one takes 15 ms
+    found = finding_of(trained(backward, slow), "waiting-for-data")
+    assert "an epoch has 6 batches: more workers take longer to start than they save" in found.evidence
+    assert not found.parameters and "persistent_workers=True" in found.change
 
 
 def test_of_two_loaders_drawn_together_the_slow_one_is_named_and_a_step_takes_both_batches():
@@ -2137,6 +2200,19 @@ def test_a_tensor_that_is_made_of_a_list_in_each_step_is_named_by_its_line(host)
     line = inspect.currentframe().f_code.co_firstlineno + 7
     assert first.kind == "other-work-in-loop" and f"test_advice.py:{line} takes" in first.evidence
     assert "(torch.tensor, " in first.evidence
+
+
+@pytest.mark.parametrize(("count", "width", "told"), [(25, 8, "fewer tensors"), (25, 40_000, "fewer bytes")])
+def test_where_the_pin_thread_has_many_small_tensors_they_are_to_be_fewer_and_not_their_bytes(count, width, told):
+    def sample(_):
+        return {str(number): torch.zeros(width) for number in range(count)}
+
+    with lv.record(on="a100", host="workstation") as recording:
+        net = torch.nn.Linear(width, 8).cuda()
+        for batch in DataLoader(factory.Samples(sample, 160), 8, num_workers=4, pin_memory=True):
+            backward(net, sum(each.cuda(non_blocking=True) for each in batch.values()))
+    found = finding_of(recording.timeline, "waiting-for-data")
+    assert "the pin thread" in found.evidence and told in found.change
 
 
 def test_what_fewer_bytes_may_gain_of_a_full_pin_thread_bounds_what_they_gain():

@@ -186,6 +186,32 @@ def test_the_slow_line_is_named_and_whose_it_is(on, name):
     assert at(name.split()[0]) in text and all(words in text for words in said) and unsaid not in text
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("on", [{"on": "cpu"}, {"on": "a100", "host": "workstation"}], ids=["cpu", "workstation"])
+def test_a_file_that_is_read_whole_for_a_few_bytes_is_named_until_it_is_mapped(on, workers, tmp_path):
+    np.save(tmp_path / "all.npy", np.zeros((2000, 1500), np.float32))  # 12 MB, of which a sample has 6 kB
+
+    class Rows(Cheap):
+        def __init__(self, mode):
+            super().__init__(64)
+            self.mode = mode
+
+        def __getitem__(self, index):
+            rows = np.load(tmp_path / "all.npy", mmap_mode=self.mode)  # @whole
+            return torch.from_numpy(rows[index].copy())[:1]
+
+    for mode, sooner in (None, True), ("r", False):
+        with lv.record(**on) as run:
+            train(DataLoader(Rows(mode), 8, num_workers=workers))
+        found = {finding.kind: finding for finding in lv.advise(run.timeline)}
+        assert ("reads-too-much" in found) is sooner
+        if sooner:
+            first = next(finding for finding in found.values() if finding.expected_gain.ns)
+            assert first.kind == "reads-too-much" and first.expected_gain.predicted
+            assert re.search(f"{at('whole')}: reading 96[.0-9]* MB of files", first.evidence)
+            assert "map the file" in first.change
+
+
 @thrice
 def test_collating_has_its_share(on):
     took = {"samples": 0.0, "batches": 0.0}

@@ -39,6 +39,7 @@ FindingKind = Literal[
     "collate-in-python",  # making a batch of samples is what takes long
     "uneven-workers",  # one worker's batches take far longer
     "threads-in-workers",  # other threads of theirs take the cores
+    "too-many-workers",  # more of them than cores, and they compute
     "cold-cache",  # files come from the disk itself, and not from the memory in which they are kept once read
     "workers-cost-more",  # the loop would make a batch sooner than it takes one from them
     "restarts-workers",  # worker processes are started anew, as in each epoch

@@ -21,6 +21,7 @@ from loaderviz.analysis.evidence import (
     FINITE,
     MASKS,
     READING,
+    SPARE,
     Evidence,
     Floor,
     Removal,
@@ -518,6 +519,7 @@ AS_READY = "loader = DataLoader(..., in_order=False)  # batches come as they are
 AT_LOCK = "# more workers do not help: hold the lock for less, or give each worker a file or connection of its own"
 # ns a byte of a batch: to read it takes 1 or 2, with many small files 50; only far more bytes, or Python, take so long
 SLOW_BYTES = {Cause.READ: 100, Cause.COLLATE: 40}
+FAR_MORE, LITTLE = 10, 100_000  # times the bytes of a batch; so many bytes are read of files in next to no time
 DENSE = 0.3  # of the time
 UNTRIED = 0.1  # of the time: what cannot be replayed in a loop that can is told from there on
 EVERY = 20  # steps: what is done between them more often than that could be done less often
@@ -527,6 +529,7 @@ OFTEN_BEHIND = 0.2  # of the time: who keeps the loop waiting so long, and in mo
 UNEVEN = 1.5  # times the median: batches of a loader that differ so
 OTHERS = 0.5  # of what a fetch computes: what other threads of its worker take besides is told
 CROWDED = 0.7  # of all cores
+MANY_TIMES = 2  # so many times the workers that are of use are too many
 GROWN = 32 * 2**20  # bytes, by which a worker's memory grew in all
 SWAPPED = 64 * 1024  # bytes a batch
 TAKEN, MOSTLY = 0.2, 0.9  # of the time
@@ -563,20 +566,22 @@ def _room(facts: Evidence, number: int | None) -> str:
 
 def _starting(facts: Evidence, number: int | None, gain: Gain) -> str:
     """Say so where to start so many workers takes longer than they save in the steps that are judged."""
-    timeline = facts.timeline
-    starts = np.flatnonzero(timeline.named(WORKER_START.match))
-    if not (number and len(starts) and gain.ns > 0 and facts.steps):
+    more = _more_starts(facts, number or 0)
+    if not (more and gain.ns > 0 and facts.steps):
         return ""
-    took, name = int((timeline.end - timeline.start)[starts[0]]), timeline.names[int(timeline.name[starts[0]])]
-    more = took * max(0, number - len(facts.lanes_of("worker"))) // int(name.split()[1])
+    known = "assumed of this host" if facts.timeline.context.origin == "emulated" else "as it took here"
+    takes = f"; starting that many more takes {words.duration(more)} ({known})"
+    if facts.epoch and more > UNTRIED * gain.ns / facts.steps * facts.epoch:
+        return f"{takes}, in each epoch of {math.ceil(facts.epoch):,} batches, or once with persistent_workers=True"
     if more <= gain.ns:
         return ""
     pays = math.ceil(more * facts.steps / gain.ns)
-    known = "assumed of this host" if timeline.context.origin == "emulated" else "as it took here"
-    return (
-        f"; starting that many more takes {words.duration(more)} ({known}): it pays in epochs of {pays:,} steps or "
-        "more, or with persistent_workers=True"
-    )
+    return f"{takes}: it pays in epochs of {pays:,} steps or more, or with persistent_workers=True"
+
+
+def _more_starts(facts: Evidence, number: int) -> float:
+    """How long it takes to start so many workers beyond those that there are [ns]; 0: not known."""
+    return max(0, number - len(facts.lanes_of("worker"))) * facts.starting
 
 
 def fetch_in_loop(facts: Evidence) -> Finding | None:
@@ -608,13 +613,13 @@ def waiting_for_data(facts: Evidence) -> Found:
     """The loop waits for the workers or for the pin thread while the GPU has nothing to do."""
     waits = facts.waiting(Cause.DATA)
     starved = intervals.intersect(facts.covered(waits), facts.idle)
-    if not len(starved):
+    if not len(starved) or facts.fault("unsharded-iterable") is not None:  # more workers would give more copies
         return None
     floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
     gain = facts.gain(facts.length(waits), "the waits for data", *floors, facts.workers_floor())
     within = intervals.covered_within(starved, facts.first, facts.last)
     seen, change, number = _behind(facts, gain, waits & (within > 0))
-    if change is FEWER_BYTES:  # the pin thread has less to do then, and so have the workers
+    if change in (FEWER_BYTES, FEWER_TENSORS):  # the pin thread has less to do then, and so have the workers
         gain = facts.gain(facts.length(waits), "the waits for data", *floors[:2])
     time = duration(facts, intervals.length(starved))
     idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
@@ -642,16 +647,19 @@ def slow_line(facts: Evidence) -> Found:
     mine = facts.timeline.where(Kind.FETCH) & (facts.timeline.nbytes > 0)
     size = float(facts.timeline.nbytes[mine].mean()) if mine.any() else 0.0
     late = intervals.length(facts.getting)
-    named = cause in kinds and share >= MOST_OF_IT and size and late
-    if not named or facts.fetch.computes < SLOW_BYTES[cause] * size:
+    if not (cause in kinds and share >= MOST_OF_IT and size and late):
+        return None
+    read = facts.timeline.context.usage.get("read", 0) if cause == Cause.READ else 0
+    if read < FAR_MORE * max(size, LITTLE) if read else facts.fetch.computes < SLOW_BYTES[cause] * size:
         return None
     what = "what this line takes of the fetches that the loop waits for"
     gain = facts.bound(late, what, host=facts.getting, supply=False)
     each = words.duration(share * (facts.fetch.computes + facts.fetch.waits))
     told, change = {
         Cause.READ: (
-            f"reading files takes {each} for a batch of {words.size(size)}: so few bytes are read far sooner",
-            "# read only what the sample needs: numpy.load(path, mmap_mode='r'), seek(), or one small file a sample",
+            f"reading {f'{words.size(read)} of files' if read else 'files'} takes {each} for a batch of "
+            f"{words.size(size)}: so few bytes are read far sooner",
+            "# map the file: numpy.load(path, mmap_mode='r'); or read only what the sample needs, such as with seek()",
         ),
         Cause.COLLATE: (
             f"joining samples takes {each} for a batch of {words.size(size)}: that is Python's work on each sample",
@@ -719,7 +727,13 @@ def _received(facts: Evidence, taking: int) -> Finding | None:
     """What the loop waits for is there: each tensor of a batch comes by a file and a socket of its own."""
     received = facts.received
     time = facts.length(received)
-    if not time or 2 * time < taking or facts.lanes_of("pin") or facts.timeline.context.origin == "emulated":
+    if (
+        not time
+        or 2 * time < taking
+        or facts.take_turns
+        or facts.lanes_of("pin")
+        or facts.timeline.context.origin == "emulated"
+    ):
         return None
     gain = facts.gain(time, "what the loop takes to receive batches", facts.device_floor(), facts.host_floor())
     return Finding(
@@ -749,6 +763,22 @@ def threads_in_workers(facts: Evidence) -> Finding | None:
         "# or set OMP_NUM_THREADS=1 before the program starts",
         _without_waits(facts, waits),
         subject=_DATA,
+    )
+
+
+def too_many_workers(facts: Evidence) -> Finding | None:
+    """Far more workers than cores, and what they do is to compute."""
+    number, enough = len(facts.lanes_of("worker")), facts.useful_workers
+    if not facts.take_turns or number < MANY_TIMES * enough:
+        return None
+    return Finding(
+        "too-many-workers",
+        f"{words.count(number, 'worker')} compute, and {_cores(facts)}: they take turns, and "
+        f"{words.count(enough, 'worker')} would give as many batches. Each one more takes memory, and time to start",
+        f"loader = DataLoader(..., num_workers={enough})",
+        NO_GAIN,
+        {"workers": enough},
+        subject=Subject((Kind.FETCH,)),
     )
 
 
@@ -1498,7 +1528,8 @@ STOCK = (
     "loader = DataLoader(..., persistent_workers=True)  # if the waits are at the beginning of an epoch"
 )
 FEWER_BYTES = "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU"
-AT_BEST = "", FEWER_BYTES, STOCK  # changes of which it is not known that they help
+FEWER_TENSORS = "# more workers do not help: send fewer tensors; join them in collate_fn, and split them on the GPU"
+AT_BEST = "", FEWER_BYTES, FEWER_TENSORS, STOCK  # changes of which it is not known that they help
 
 
 def _workers(facts: Evidence, number: int | None) -> dict[str, Any]:
@@ -1518,19 +1549,30 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
     busy = busy * len(workers) / places if waiting else busy
     if _pin_thread_is_full(facts):
         seen += f", the pin thread pins for {words.share(facts.busy(pin))} of it, and there is only one (R45)"
-        return seen, FEWER_BYTES, None
+        return seen, _less_to_pin(facts), None
     if busy > NEARLY and (waits_at := _at_lock(facts)):
         return f"{seen}, and {waits_at}", AT_LOCK, None
-    if busy < SATURATED and (told := _seldom(facts, seen, waits, busy > NEARLY)):
+    waiting |= facts.take_turns
+    if busy < SATURATED and not facts.take_turns and (told := _seldom(facts, seen, waits, busy > NEARLY)):
         return *told, None
-    if not facts.more_workers:
+    if not facts.more_workers or facts.take_turns:
         turns = f", and {_cores(facts)}: {'they take turns' if waiting else 'more workers would take turns'}"
         full, change = _room(facts, len(workers)), f"# more workers do not help: {CHEAPER}"
         if full:
             change = "# more workers do not fit: make the batches fewer bytes, such as uint8, or smaller"
+        elif facts.epoch and SPARE * len(workers) < facts.useful_workers and not facts.lock_is_taken:
+            short = f"an epoch has {math.ceil(facts.epoch):,} batches"
+            turns = f", and {short}: more workers take longer to start than they save"
+            change = "# more workers do not help in so short an epoch: persistent_workers=True starts these once"
         return f"{seen}{full or turns}", change, None
     number = max(facts.workers_for(gain) or 0, len(workers) + 1)
     return seen, f"loader = DataLoader(..., num_workers={number}{_pin(facts)})", number
+
+
+def _less_to_pin(facts: Evidence) -> str:
+    """What makes the pin thread's work less: of many small tensors each one has its price, whatever bytes it has."""
+    tensors, sizes = facts.timeline.context.usage.get("tensors", 0), facts.timeline.nbytes[facts.fetches]
+    return FEWER_TENSORS if tensors >= MANY_SENT and sizes.mean() < tensors * SMALL else FEWER_BYTES
 
 
 def _at_lock(facts: Evidence) -> str:
@@ -1571,7 +1613,7 @@ def _often(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
         told = (
             f"for {words.share(share)} of its waits the pin thread, of which there is only one, copies the batch (R45)"
         )
-        return f"{seen}, and still the loop waits in most steps: {told}", FEWER_BYTES
+        return f"{seen}, and still the loop waits in most steps: {told}", _less_to_pin(facts)
     return f"{seen}, and still the loop waits in most steps: before these waits they do not fetch for a while", STOCK
 
 
@@ -1632,7 +1674,7 @@ FINDINGS = (
 
 # Told although they gain nothing a step: what makes the other findings doubtful, and what is good to know after them
 DOUBTS = unpriced, short_window, swaps, cores_taken, memory_grows
-BESIDE = workers_grow, cold_cache, uneven_steps, outlier_fetch, start_up
+BESIDE = too_many_workers, workers_grow, cold_cache, uneven_steps, outlier_fetch, start_up
 
 
 def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: int | None = None) -> Advice:
@@ -1709,13 +1751,17 @@ def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:
     instead = resident(facts, workers_help=False) if useless and "resident" not in named else None
     if instead and (checked := trials.tried(instead)):
         tried.append(checked)
-    return tried
+    if tried or facts.summary.busy or intervals.length(facts.getting) < UNTRIED * facts.window:
+        return tried
+    loads = (finding for finding, _ in pairs if finding.kind in LOADS)  # on the CPU loading is what was asked for
+    return [replace(each, change=f"# more workers do not help: {CHEAPER}", parameters={}) for each in loads]
 
 
 def _value(facts: Evidence, finding: Finding) -> float:
-    """Return what a change gains in the window [ns]: as predicted, or at most, where that is all that is known."""
+    """Return what a change gains in the window [ns], less its share of an epoch's start: as predicted, or at most."""
     gain, step = finding.expected_gain, facts.summary.step
-    return gain.ns if gain.predicted is None or not step else gain.predicted / step * facts.window
+    starts = _more_starts(facts, finding.parameters.get("workers", 0)) * (facts.steps or 0) / (facts.epoch or math.inf)
+    return (gain.ns if gain.predicted is None or not step else gain.predicted / step * facts.window) - starts
 
 
 def _order(facts: Evidence, found: list[Finding], waits_hinder: bool) -> None:
@@ -1751,6 +1797,7 @@ _SOONER: tuple[_Rule, ...] = (
         lambda one: one.kind not in LARGE and one.change not in AT_BEST,
         False,
     ),
+    (lambda one: one.kind != "unsharded-iterable", lambda one: one.kind == "unsharded-iterable", True),
 )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from loaderviz import intervals, words
 from loaderviz.analysis import Gain
-from loaderviz.batches import HAND_OUT, LOADER_NEXT
+from loaderviz.batches import HAND_OUT, LOADER_NEXT, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import (
     NONE,
@@ -63,6 +63,7 @@ OTHER, OTHER_SHARE = 100_000, 0.02  # ns a launch, share of the window: more is 
 SEEN = 2  # calls that were seen in a line, or it is not named
 NO_ROWS, CALLS = np.zeros(0, np.int64), (Kind.OPERATOR, Kind.API, Kind.WAIT)
 LOOKS, LOOKED = 3, 0.1  # so many looks, and so much of the window, or a line that was looked at is not named
+TURNS = 0.9  # of all cores
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
 _LOADER = re.compile(r"\(loader \d+\)$")  # in the name of a lane, from the second one on
 _OPERATION = re.compile(r"AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce", re.I)
@@ -993,6 +994,8 @@ class Evidence:
         launches = (self.calls(self.mask(*DEVICE_KINDS)) | waits) & (timeline.source >= 0)
         count = np.bincount(timeline.source[launches], minlength=len(timeline.sources))
         times[times < OTHER * np.maximum(count, 1)] = 0  # its time goes to launches and waits
+        loads = self.fetching | self.loop & self.handing_out | self.calls(self.batch_copies)
+        times[timeline.source[loads & (timeline.source >= 0)]] = 0  # the loop's own line, and where a batch is copied
         line = int(times.argmax())
         if times[line] < OTHER_SHARE * self.window:
             return -1, NONE
@@ -1029,10 +1032,17 @@ class Evidence:
     @cached_property
     def on_core(self) -> float:
         """The share (0..1) of what fetches compute in which they have a core: measured, else as many as there are."""
-        now, lacked = len(self.lanes_of("worker")), self.timeline.context.usage.get("lacked")
-        if lacked is not None and self.fetch.computes:
-            return max(0.0, 1 - lacked / self.fetch.computes)
+        now, usage = len(self.lanes_of("worker")), self.timeline.context.usage
+        if (lacked := usage.get("lacked")) is not None and self.fetch.computes:
+            return max(0.0, 1 - lacked / usage.get("busy", self.fetch.computes))
         return min(1.0, (self.cores or now) / now) if now else 1.0
+
+    @cached_property
+    def take_turns(self) -> bool:
+        """Whether there are more workers than cores, and those that compute at a time take all cores."""
+        number, both = len(self.lanes_of("worker")), self.fetch.computes + self.fetch.waits
+        computing = self.busy(self.lanes_of("worker")) * number * self.fetch.computes / both if both else 0
+        return bool(self.cores) and number > self.cores and computing >= TURNS * self.cores
 
     def crowded(self, then: int) -> float:
         """The share (0..1) of the cores beside the loop's that workers keep busy, or so many would; 1: not known."""
@@ -1045,14 +1055,45 @@ class Evidence:
         return min(1.0, busy / max(1, self.cores - 1))
 
     @cached_property
-    def most_workers(self) -> int:
-        """More workers than this are of no use: cores are taken by what computes, and not by what waits."""
+    def useful_workers(self) -> int:
+        """More workers than this are of no use in a long epoch: what computes takes cores, and batches take memory."""
         cores = self.cores or max(TYPICAL_CORES, len(self.lanes_of("worker")))
         both = self.fetch.computes + self.fetch.waits
         share = self.fetch.computes / both if both else 1.0
-        most = min(MOST_WORKERS, round(cores / max(share, cores / MOST_WORKERS)), max(1, self.room[0]))
+        return min(MOST_WORKERS, round(cores / max(share, cores / MOST_WORKERS)), max(1, self.room[0]))
+
+    @cached_property
+    def most_workers(self) -> int:
+        """More workers than this are of no use, one of which may have a lock that all need."""
+        most = self._in_an_epoch(self.useful_workers)
         own = self.fetch.computes + self.fetch.waits * self.unlocked
         return min(most, ceil(own / self.locked)) if self.locked else most  # one of them has the lock all the time then
+
+    def _in_an_epoch(self, most: int) -> int:
+        """So many workers, at `most`, take the least time for an epoch, with their start; if that is seen."""
+        batches, fetch = ceil(self.epoch or 0), self.fetch.computes + self.fetch.waits
+        if not batches:
+            return most
+        most = min(most, batches if self.starting else ceil(batches / PREFETCHED))
+        return min(range(1, most + 1), key=lambda many: many * self.starting + ceil(batches / many) * fetch)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return np.flatnonzero(self.timeline.named(WORKER_START.match)).tolist()
+
+    @cached_property
+    def starting(self) -> float:
+        """For how many ns the loop starts a worker, and ends it, as it is seen; 0 where it is not."""
+        timeline = self.timeline
+        takes = timeline.named(WORKER_START.match) | timeline.named(WORKER_END.match)
+        many = sum(int(timeline.names[timeline.name[row]].split()[1]) for row in self._starts)
+        return float((timeline.end - timeline.start)[takes].sum()) / many if many else 0.0
+
+    @cached_property
+    def epoch(self) -> float | None:
+        """How many batches workers make until they are started again, as far as that is known; of one DataLoader."""
+        known, made = self.timeline.context.usage.get("epoch"), len(np.unique(self.timeline.batch)) - 1
+        return max(known, made / max(1, len(self._starts))) if known and len(self.loaders) == 1 else None
 
     @cached_property
     def room(self) -> tuple[int, int]:

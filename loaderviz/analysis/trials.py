@@ -83,7 +83,7 @@ class Trials:
             return _not_replayed(finding, SEVERAL)
         before, after, predicted = self.ask(finding, removal)
         now, steps = self.facts.summary.step, self.facts.steps
-        if not (before and after and now and steps):
+        if not (before and now and steps) or after is None:
             return _not_replayed(finding, self.why_not or self._refused or "the timeline shows no steps")
         saved = now * (1 - after / before)  # both replays may be off by the same part
         if saved < NO_USE * now:
@@ -142,12 +142,12 @@ class Trials:
         workers = parameters.get("workers", len(facts.lanes_of("worker")))
         if not facts.steps:
             return None
-        fetch, cores = facts.fetch, facts.cores or workers
+        fetch, cores, left = facts.fetch, facts.cores or workers, removal.fetch if removal else 1.0
+        computes, waits = left * fetch.computes, left * fetch.waits * (removal.waits if removal else 1.0)
         if not workers:  # the loop does all of it, one after the other
             taking = facts.covered(facts.loop & facts.handing_out)
-            return facts.host_floor(either(facts.getting, taking)).ns / facts.steps + fetch.computes + fetch.waits
-        own, left = facts.host_floor(facts.getting).ns / facts.steps, removal.fetch if removal else 1.0
-        computes, waits = left * fetch.computes, left * fetch.waits * (removal.waits if removal else 1.0)
+            return facts.host_floor(either(facts.getting, taking)).ns / facts.steps + computes + waits
+        own = facts.host_floor(facts.getting).ns / facts.steps
         supply = max((computes + waits) / workers, computes / min(workers, cores))
         return float(max(own, supply, (own + computes) / cores))
 

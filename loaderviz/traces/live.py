@@ -257,7 +257,7 @@ class RealRun:
             looks=found.looks,
             faults=(*self._loader.faults, *self._loader.numbering.faults),
             shared_memory=shared_memory(),
-            usage=found.usage,
+            usage=found.usage | self._loader.numbering.usage,
             samples=steps.samples(timeline),
             versions={"torch": torch.__version__} | found.versions,
             missing=(*missing, *found.missing),

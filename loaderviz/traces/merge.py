@@ -343,7 +343,9 @@ def _usage(own: Own, there: Clock, begin: int, end: int) -> dict[str, int]:
     found = {
         "others": sum(each.used.others for each in made) // count,
         "lacked": sum(each.used.lacked for each in made) // count,
+        "busy": sum(each.used.busy for each in made) // count,
         "disk": sum(each.used.disk for each in made) // count,
+        "read": sum(each.used.read for each in made) // count,
         "swap": own.swapped // count,
         "memory": max((_growth(looks) for looks in memory.values()), default=0),
         "loop lacked": own.lacked,

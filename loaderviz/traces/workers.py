@@ -4,7 +4,7 @@
 stand-ins for its queues that note the time: an order that comes out of the first begins a fetch, a batch that goes into
 the second ends it.
 
-Each writes records of thirteen int64 to a file of its own, so that they outlive a worker's death. It begins no record
+Each writes records of fourteen int64 to a file of its own, so that they outlive a worker's death. It begins no record
 unless a file RUNNING is beside it: the folder goes when a recording ends, for workers that live on, too. It holds no
 file open, which Windows would not delete then. Times are of `perf_counter_ns`, one clock for all processes of a
 computer. With spawn and forkserver the worker imports this module: it must stay light.
@@ -35,7 +35,7 @@ from loaderviz.stations import Place, Sampler, timed
 from loaderviz.timeline import Cause
 
 # what, epoch, index, time [ns], bytes, cause, line, the process's own memory, usage
-RECORD = struct.Struct("<13q")
+RECORD = struct.Struct("<14q")
 
 RUNNING = "running"
 LOOK, RARE = 0.25, 50  # s between two looks at the own memory, or so many times what one took

@@ -231,7 +231,7 @@ def test_what_a_worker_waited_for_is_right_in_sum_by_a_clock_that_ticks(tmp_path
         for index in range(300):
             for what, time in (workers.What.BEGAN, 6_000_000), (workers.What.ENDED, 0):
                 busy = now * 5 // 6 // TICK * TICK
-                file.write(workers.RECORD.pack(what, 0, index, now, 8, 0, -1, 0, 0, 0, 0, busy, -1))
+                file.write(workers.RECORD.pack(what, 0, index, now, 8, 0, -1, 0, 0, 0, 0, busy, -1, 0))
                 now += time
     fetches, *_ = workers.read_files(tmp_path)
     assert len(fetches) == 300 and abs(sum(fetch.waited for fetch in fetches) - 300_000_000) <= 2 * TICK

@@ -419,7 +419,7 @@ def test_what_a_hypervisor_takes_is_no_waiting(workers, switches, waits, monkeyp
 
 def packed(what, epoch, order, now, size, busy=None, switches=-1, cause=Cause.NONE):
     """A record; the thread is `busy` all the time, unless it is told."""
-    return RECORD.pack(what, epoch, order, now, size, cause, -1, 0, 0, 0, 0, now if busy is None else busy, switches)
+    return RECORD.pack(what, epoch, order, now, size, cause, -1, 0, 0, 0, 0, now if busy is None else busy, switches, 0)
 
 
 def at_work(time):

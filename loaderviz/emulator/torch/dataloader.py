@@ -633,11 +633,14 @@ class _Opened(io.FileIO):
         super().__init__(*args, **kwargs)
         start = processor_time()
         self.meter, self.file, self.place = meter, file_of(super().fileno()), place_of(stack_of())
+        self.taken = False
         meter.leave_out(start)
 
     def fileno(self) -> int:
         number, start = super().fileno(), processor_time()
-        self.meter.taken.add(self.file)
+        if not self.taken:  # however often somebody asks
+            self.taken = True
+            self.meter.taken.append((self.file, self.place))
         self.meter.leave_out(start)
         return number
 
@@ -677,7 +680,8 @@ class Meter(TorchDispatchMode):
         self._declared = 0  # above 0: so is all Python, but torch's operators
         self._decodes = False  # what is called is a part of a decoder
         self._known: dict[Any, Operator] = {}
-        self._read, self.taken = Counter[File](), set[File]()  # bytes of files; those whose number somebody took
+        self._read = Counter[File]()  # bytes of files
+        self.taken = list[tuple[File, Place | None]]()  # those whose number somebody took, for each time it was opened
         self.files: Reads = ()
         self.thread = 0  # the one that fetches, while it does
         self.beside = 0  # ns of sleeps of the main thread, which its own clock has
@@ -722,7 +726,10 @@ class Meter(TorchDispatchMode):
         waited, spun = waiting_time.since(self._waits_from)
         waited = self._waits.due(max(-tick(), waited - self.waits_declared))  # less of it is threads' work at once
         self.waited = Waited(waited if waited > JITTER else 0, min(rest, spun))
-        self._read |= Counter({file: file.size for file in self.taken})
+        whole, self._read = self._read, Counter()
+        for file, place in self.taken:
+            self.reads(file, file.size, place)
+        self._read |= whole
         self.files = tuple((file.key, file.size, count) for file, count in self._read.items())
         try:
             if not self.measured:
@@ -911,7 +918,8 @@ class Meter(TorchDispatchMode):
             def __new__(cls, number: int, *args: Any, **kwargs: Any) -> Any:
                 if number >= 0:
                     start = processor_time()
-                    self.taken.discard(file_of(number))
+                    mapped = file_of(number)
+                    self.taken = [each for each in self.taken if each[0] != mapped]
                     self.leave_out(start)
                 return super().__new__(cls, number, *args, **kwargs)
 

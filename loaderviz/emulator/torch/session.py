@@ -168,7 +168,7 @@ class Session(HostThread, TensorMemory):
         self._charged: list[int] = []  # what each batch costs instead [ns]
         self._here: list[int] = []  # what its fetch took this machine's processor [ns]
         self.sent_whole: set[Hashable] = set()  # storages of which workers send parts
-        self._parcels: list[Parcel] = []  # what each batch is, whoever fetches it
+        self._parcels: list[tuple[int, ...]] = []  # what each batch is, and read of files, whoever fetches it
         self._waited: list[int] = []  # how long this machine waited for each [ns]
         self._spun = self._worked = 0  # how long its threads may have waited for each other, of what is measured [ns]
         self.deferred = DeferredCopies(self)
@@ -407,7 +407,7 @@ class Session(HostThread, TensorMemory):
 
     def fetched(self, batch: Fetched, nbytes: int, parcel: Parcel) -> int:
         """Return what a fetch costs a processor [ns]; note what nothing prices, and what is measured on the wall."""
-        self._parcels.append(parcel)
+        self._parcels.append((*parcel, sum(count for *_, count in batch.files)))
         self._waited.append(batch.waited)
         if self.measured:
             self._spun, self._worked = self._spun + batch.spun, self._worked + batch.work
@@ -420,9 +420,9 @@ class Session(HostThread, TensorMemory):
         return took
 
     def _parcel(self) -> dict[str, int]:
-        """Return what most batches are, as in a timeline's context."""
+        """Return what most batches are, and read of files, as in a timeline's context."""
         usual = map(statistics.median_low, zip(*self._parcels, strict=True))
-        return {what: amount for what, amount in zip(Parcel._fields, usual, strict=False) if amount}
+        return {what: amount for what, amount in zip((*Parcel._fields, "read"), usual, strict=False) if amount}
 
     def _not_priced(self) -> tuple[str, ...]:
         """Return the kinds of time that batches take on this machine, and that are far from what they cost."""
@@ -636,7 +636,7 @@ class Session(HostThread, TensorMemory):
             looks=tuple(self.sampler.seen) if self.sampler is not None else (),
             sent=self.sent / max(1, self.fetched_by_workers),
             shared_memory=shared_memory() if self.measured else None,
-            usage=runtime.shared.usage() | self._parcel(),
+            usage=runtime.shared.usage() | self._parcel() | self.batches.usage,
         )
         timeline = runtime.timeline(context)
         if all(lane.group == "host" for lane in timeline.lanes) and (line := _asks_for_gpu(timeline.sources)):

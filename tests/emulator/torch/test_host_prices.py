@@ -291,6 +291,17 @@ def reads_by_number(path):
 
 
 @each_number
+def test_a_file_whose_number_is_taken_is_read_as_often_as_it_is_opened(tmp_path, workers):
+    path, host = tmp_path / "one", replace(FREE, disk=10**9, memory_bandwidth=2 * 10**9)
+    path.write_bytes(bytes(PART))
+    with lv.record(on="a100", host=host, hazards="off") as recording:
+        list(DataLoader(Samples(lambda index: reads_by_number(path)), 2, num_workers=workers))
+    first, second = [span.duration for span in recording.timeline.rows(Kind.FETCH)]
+    assert (first, second) == (3 * PART, 2 * PART)  # the disk reads it once
+    assert recording.timeline.context.usage["read"] == 2 * PART
+
+
+@each_number
 @pytest.mark.parametrize(
     ("read", "least", "most"),
     [
