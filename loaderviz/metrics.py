@@ -890,17 +890,14 @@ def summary_of(
     hidden = intervals.length(intervals.intersect(sets["copies"], sets["kernels"]))
     seen = any(lane.group == "device" and lane.device == device for lane in timeline.lanes)
     limit = max(lengths[name] for name in ("compute", "h2d", "d2h", "moving"))
+    more: dict[str, Any] = {name: lengths[name] for name in ("compute", "communication", "kernels", "h2d", "d2h")}
+    more |= _fetch(timeline, start, end, device)
     batches, counted, step = _steps(loop, start, end, outside)
     if samples is None:
         samples = counted if counted is not None or asked or loop.first else timeline.context.samples
     return Summary(
         window=span,
-        compute=lengths["compute"],
-        communication=lengths["communication"],
-        kernels=lengths["kernels"],
         copy=copy,
-        h2d=lengths["h2d"],
-        d2h=lengths["d2h"],
         hidden_copy=hidden,
         exposed_copy=copy - hidden,
         overlap=_ratio(hidden, copy),
@@ -924,7 +921,7 @@ def summary_of(
         moved=lengths["moving"],
         limit_most=max(limit, lengths["communication"] - lengths["waiting for ranks"]),
         outside=intervals.length(outside),
-        **_fetch(timeline, start, end, device),
+        **more,
     )
 
 

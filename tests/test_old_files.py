@@ -25,6 +25,7 @@ HERE = Path(__file__).parent / "old_files"
 SAVED = json.loads((HERE / "expected.json").read_text())
 FORMATS = json.loads((HERE / "formats.json").read_text())
 LATER = {"outside": 0, "unpriced": []}  # of a summary: what these files cannot have
+NULL = {"recorded_cpu": {"busy": None, "copy_share": None}}  # was 0 where no device is in the file
 PAGES = factory.script("tests/view/unpack.py")
 
 
@@ -48,7 +49,11 @@ def told(timeline):
         "notes": list(timeline.context.notes),
         "device": timeline.context.device,
         "origin": timeline.context.origin,
-        "summary": {name: list(each) if isinstance(each, tuple) else each for name, each in summary.items()},
+        "summary": {
+            name: list(each) if isinstance(each, tuple) else each
+            for name, each in summary.items()
+            if not name.startswith("fetch_")
+        },
     }
 
 
@@ -71,7 +76,7 @@ def test_there_are_ten():
 @pytest.mark.parametrize("name", SAVED)
 def test_what_is_saved_says_what_it_said(name, tmp_path):
     timeline = Timeline.load(file(name))
-    assert told(timeline) == SAVED[name] | {"summary": SAVED[name]["summary"] | LATER}
+    assert told(timeline) == SAVED[name] | {"summary": SAVED[name]["summary"] | LATER | NULL.get(name, {})}
     assert loaderviz.read(file(name)) == timeline and not timeline.waited.any()
     again = Timeline.load(timeline.save(tmp_path / "again.json"))
     assert again == timeline and told(again) == told(timeline)

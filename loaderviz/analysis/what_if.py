@@ -883,7 +883,11 @@ def _context(loop: LoopModel, made: Timeline, config: LoaderConfig, gpu: Gpu, wo
         (config.resident, "whether the data set fits into the GPU's memory is not known"),
     ]
     told = (*made.context.notes, *(note for applies, note in notes if applies))
-    faults = ("cuda-in-dataset",) if loop.copies_in_dataset and not config.resident else ()
-    sends = work.batch(work.warmup).parcel._asdict().items()  # which is not seen in what is copied
+    return replace(made.context, device=f"{gpu.name}, predicted", notes=told, **_unseen(loop, made, config, work))
+
+
+def _unseen(loop: LoopModel, made: Timeline, config: LoaderConfig, work: _LoopWork) -> dict[str, Any]:
+    """Return what no span of a prediction shows: that the data set copies to the GPU, and what a worker sends."""
+    sends = work.batch(work.warmup).parcel._asdict().items()
     usage = made.context.usage | {name: amount for name, amount in sends if amount}
-    return replace(made.context, device=f"{gpu.name}, predicted", notes=told, faults=faults, usage=usage)
+    return {"faults": ("cuda-in-dataset",) * (loop.copies_in_dataset and not config.resident), "usage": usage}
