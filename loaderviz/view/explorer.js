@@ -1,5 +1,4 @@
 // The explorer in a page: settings -> picture, numbers, code and words, without a kernel.
-//
 // emulator.js works out the timeline, numbers.js what it says, the view draws it. All sentences
 // with numbers come from `tables.texts`, which Python writes its own with.
 

@@ -461,14 +461,12 @@ function story(model, bar) {
 
 /** What most of a fetch is, and for how long it needs no core. */
 function fetched(model, bar) {
-  const { start, end, cause, waited } = model.columns,
-    waits = waited?.[bar] ?? 0, // the explorer's have none
-    what = word(model, model.head.causes[cause[bar]] ?? "");
+  const { start, end, cause, waited } = model.columns;
+  const what = word(model, model.head.causes[cause[bar]] ?? "");
+  const waits = waited?.[bar] ?? 0; // the explorer's have none
   const values = { waits: duration(waits), computes: duration(end[bar] - start[bar] - waits) };
-  return [
-    what && word(model, "most of it is {what}", { what }),
-    waits && word(model, "waits {waits}, and takes {computes} of a core", values),
-  ];
+  const split = waits && word(model, "waits {waits}, and takes {computes} of a core", values);
+  return [what && word(model, "most of it is {what}", { what }), split];
 }
 
 /** How long the host is blocked, by what, and until when. */

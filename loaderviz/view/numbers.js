@@ -1,5 +1,4 @@
 // What the page makes of a timeline of emulator.js: its numbers, and what the view draws.
-//
 // `summarize` follows loaderviz/metrics.py, `pictured` loaderviz/view (lanes.py and pack.py), for
 // such timelines: emulated, of one GPU, each step marked, their start left out. A set of intervals
 // is a list of [start, end), sorted, that do not touch.
