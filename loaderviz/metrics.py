@@ -101,12 +101,8 @@ def device_sets(timeline: Timeline, start: int, end: int, device: int = 0) -> di
         "work": DEVICE_KINDS,
     }
     here = np.flatnonzero(on_device(timeline, device))
-    first, last, kind = (
-        np.maximum(timeline.start[here], start),
-        np.minimum(timeline.end[here], end),
-        timeline.kind[here],
-    )
-    masks = {name: np.isin(kind, which) for name, which in kinds.items()}
+    first, last = np.maximum(timeline.start[here], start), np.minimum(timeline.end[here], end)
+    masks = {name: timeline.where(*which)[here] for name, which in kinds.items()}
     return {name: intervals.union(first[mask], last[mask]) for name, mask in masks.items()}
 
 

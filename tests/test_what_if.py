@@ -537,7 +537,8 @@ def features(tensors=40, listed=0):
     )
 
 
-def _features(workers, joined=False, **options):
+@functools.cache
+def _features(workers, joined, **options):
     """Record a loop whose batches are many tensors, copied one by one or joined before they are copied."""
     with lv.record(on="a100", host="laptop") as recording:
         for batch in DataLoader(features(**options), 32, num_workers=workers):
@@ -561,7 +562,7 @@ def test_what_is_received_from_workers_is_the_batch_and_not_what_is_copied(optio
 
 
 def test_to_join_the_copies_does_not_join_what_workers_send():
-    loose, joined = _features(2), lv.summarize(_features(2, joined=True)).step
+    loose, joined = _features(2, False), lv.summarize(_features(2, True)).step
     found = {finding.kind: finding for finding in lv.advise(loose)}
     gained = lv.summarize(loose).step - joined
     assert found["many-small-copies"].expected_gain.predicted == pytest.approx(gained, rel=0.15)

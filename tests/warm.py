@@ -34,11 +34,13 @@ class Warm:
     def serve(self):
         """Begin the process that forks."""
         if not self._server:
-            command, pipes = [sys.executable, __file__, "--serve", self.socket], (subprocess.PIPE, subprocess.PIPE)
-            environment = os.environ | {"PYTHONPATH": str(ROOT)}
-            self._server = subprocess.Popen(
-                [*command, *self._modules], env=environment, stdin=pipes[0], stdout=pipes[1], start_new_session=True
-            )
+            command = [sys.executable, __file__, "--serve", self.socket, *self._modules]
+            options = {
+                "env": os.environ | {"PYTHONPATH": str(ROOT)},
+                "stdin": subprocess.PIPE,
+                "stdout": subprocess.PIPE,
+            }
+            self._server = subprocess.Popen(command, **options, start_new_session=True)
             assert self._server.stdout.readline() == b"ready\n"
 
     def start(self, *command, folder, **environment):
@@ -49,25 +51,21 @@ class Warm:
                 self.serve()
                 self._asker, self._session = asked(self.socket, command, folder, environment, (nothing, out, err))
             else:
-                words = ["-c", ALONE, *command[1:]] if command[0] == "-m" else command
-                self._alone = subprocess.Popen(
-                    [sys.executable, *words],
-                    stdout=out,
-                    stderr=err,
-                    cwd=folder,
-                    env=environment,
-                    start_new_session=True,
-                )
+                words = [sys.executable, *(["-c", ALONE, *command[1:]] if command[0] == "-m" else command)]
+                options = {"stdout": out, "stderr": err, "cwd": folder, "env": environment}
+                self._alone = subprocess.Popen(words, **options, start_new_session=True)
                 self._session = self._alone.pid
         return self._session
 
     def ended(self):
         """Wait for its end, and return its exit status."""
+        if self._server:
+            with self._asker:
+                status = os.waitstatus_to_exitcode(int(self._asker.recv(20)))
+        else:
+            status = self._alone.wait()
         self._session = 0
-        if not self._server:
-            return self._alone.wait()
-        with self._asker:
-            return os.waitstatus_to_exitcode(int(self._asker.recv(20)))
+        return status
 
     def run(self, *command, folder, **environment):
         """Let it run to its end, and return its status and what it printed."""
