@@ -69,6 +69,8 @@ def test_the_numbers_of_readme_are_those_of_the_pages_that_it_names():
     found = re.search(r"\*\*held out\*\*.*?: (\d+) rows, median factor ([\d.]+), worst ([\d.]+)\.", validation)
     said = "for {} published times that we did not tune it on, the median factor is {}, and the worst is {}."
     assert said.format(*found.groups()) in readme
+    fitted = re.search(r"\*\*fitted\*\*.*?: (\d+) rows", validation)[1]
+    assert f"kernels, calls, copies, decoding and workers cost is fitted on {fitted} published times" in readme
     run, every = re.search(r"(\d+) of (\d+) run,", compatibility).groups()
     assert f"Of {every} public programs and libraries](docs/compatibility.md), {run} run unchanged" in readme
 

@@ -1,5 +1,6 @@
 """Published measurements: the tables are whole, the hold-out is frozen, and pipelines stay within reach."""
 
+import csv
 import re
 import statistics
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published import CARDS, card, is_frozen, predict, rows
+from benchmarks.validate import origin
 from loaderviz.emulator.hardware import GPUS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,12 +47,19 @@ def test_what_was_fitted_stays_within_reach(source, median, worst):
     assert statistics.median(factors) < median and max(factors) < worst
 
 
+def test_a_rows_commit_date_and_processor_are_those_that_its_source_tells():
+    row = rows("published")[0]._replace(part="loader", source="imread_benchmark 15865fb", version="2025-11-21")
+    assert origin(row._replace(machine="Xeon Gold 6248")) == ("15865fb", "2025-11-21", "Xeon Gold 6248")
+    assert origin(row._replace(source="timm, rtx3090", version="", machine="a100")) == ("not told",) * 3
+
+
 def test_the_page_has_every_row_and_the_emulators_promises_quote_it():
     page, promises = (
         " ".join((ROOT / name).read_text().split()) for name in ("docs/validation.md", "docs/emulator.md")
     )
     table = (ROOT / "docs" / "validation.csv").read_text().splitlines()
     assert len(table) == 1 + len(rows()) and (ROOT / "docs" / "validation.png").stat().st_size > 10_000
+    assert all(all(row.values()) for row in csv.DictReader(table))  # what a source does not tell is said
     for used, count in [(used, sum(row.used == used for row in rows())) for used in USES]:
         found = re.search(rf"\*\*{used}\*\* \([^)]*\): (\d+) rows, median factor ([\d.]+), worst ([\d.]+)\.", page)
         assert int(found[1]) == count
