@@ -1037,7 +1037,7 @@ class Evidence:
         """Whether there are more workers than cores, and those that compute at a time take all cores."""
         number, both = len(self.lanes_of("worker")), self.fetch.computes + self.fetch.waits
         computing = self.busy(self.lanes_of("worker")) * number * self.fetch.computes / both if both else 0
-        return bool(self.cores) and number > self.cores and computing >= TURNS * self.cores
+        return self.cores is not None and number > self.cores and computing >= TURNS * self.cores
 
     def crowded(self, then: int) -> float:
         """The share (0..1) of the cores beside the loop's that workers keep busy, or so many would; 1: not known."""
