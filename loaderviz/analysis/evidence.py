@@ -989,8 +989,10 @@ class Evidence:
         launches = (self.calls(self.mask(*DEVICE_KINDS)) | waits) & (timeline.source >= 0)
         count = np.bincount(timeline.source[launches], minlength=len(timeline.sources))
         times[times < OTHER * np.maximum(count, 1)] = 0  # its time goes to launches and waits
-        loads = self.fetching | self.loop & self.handing_out | self.calls(self.batch_copies)
-        times[timeline.source[loads & (timeline.source >= 0)]] = 0  # the loop's own line, and where a batch is copied
+        works = self.loop & timeline.where(Kind.OPERATOR) & ~timeline.named(COPY_OPERATORS.__contains__)
+        copying = self.calls(self.batch_copies) & ~np.isin(timeline.source, timeline.source[works])
+        loads = self.fetching | self.loop & self.handing_out | copying
+        times[timeline.source[loads & (timeline.source >= 0)]] = 0  # the loop's own line, and one that only copies
         line = int(times.argmax())
         if times[line] < OTHER_SHARE * self.window:
             return -1, NONE
