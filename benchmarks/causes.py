@@ -18,7 +18,7 @@ import statistics
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +54,7 @@ BESIDE = (  # told, but no cause of a step's time
     "cores-taken",
     "cold-cache",
     "uneven-steps",
+    "too-many-workers",
 )
 
 
@@ -102,9 +103,10 @@ class Row:
         return self.step - self.after if self.step and self.after else None
 
 
-def first_of(advice: Advice) -> Finding | None:
-    """Return the first finding that is about a step's time."""
-    return next((each for each in advice if each.kind not in BESIDE), None)
+def first_of(advice: Advice, kinds: Sequence[str] = ()) -> Finding | None:
+    """Return the first finding that is about a step's time, or of these kinds, which are told beside those."""
+    beside = set(kinds) & set(BESIDE)
+    return next((each for each in advice if (each.kind in beside if beside else each.kind not in BESIDE)), None)
 
 
 def recorded(case: Case, host: str, **change: object) -> lv.Timeline:
@@ -139,13 +141,13 @@ def tried(case: Case, author: str, host: str) -> Row:
     row = Row(case, author, host)
     try:
         timeline = usual(case, host)
-        row.step, row.first = lv.summarize(timeline).step, first_of(lv.advise(timeline))
+        row.step, row.first = lv.summarize(timeline).step, first_of(lv.advise(timeline), case.kinds)
         row.by_host = host == "gpu" and is_by_host(case, timeline)
         if row.first is None or row.first.kind in NOTHING:
             return row
         change = dict(row.first.parameters) if row.first.parameters else {"repaired": True}
         after = usual(case, host, **change)
-        row.after, again = lv.summarize(after).step, first_of(lv.advise(after))
+        row.after, again = lv.summarize(after).step, first_of(lv.advise(after), case.kinds)
         row.again = again.kind if again else ""
     except Exception as problem:  # a crash is a result
         row.problem = f"{type(problem).__name__}: {problem}"[:120]
@@ -189,19 +191,19 @@ def shares(found: list[Row]) -> list[str]:
     if not found:
         return []
     faults = [row for row in found if not row.is_nothing and row.first and row.gained is not None]
-    predicted = [row for row in faults if row.first and row.first.expected_gain.predicted]
+    claims = [row for row in faults if row.first and row.first.expected_gain.per_step]  # others gain nothing a step
+    predicted = [row for row in claims if row.first and row.first.expected_gain.predicted]
     near = [row for row in predicted if abs(row.gained / row.first.expected_gain.predicted - 1) <= WITHIN]  # type: ignore[operator, union-attr]
-    bound = [row for row in faults if row.first.expected_gain.per_step]  # type: ignore[union-attr]
-    held = [row for row in bound if row.gained <= row.first.expected_gain.per_step * SLACK]  # type: ignore[operator, union-attr]
+    held = [row for row in claims if row.gained <= row.first.expected_gain.per_step * SLACK]  # type: ignore[operator, union-attr]
     gone = [row for row in faults if row.again != row.first.kind]  # type: ignore[union-attr]
-    ratios = [row.first.expected_gain.per_step / row.gained for row in bound if row.gained and row.gained > 0]  # type: ignore[union-attr, operator]
-    useless = [row for row in faults if row.step and row.after and row.step < WORTH_IT * row.after]
+    ratios = [row.first.expected_gain.per_step / row.gained for row in claims if row.gained and row.gained > 0]  # type: ignore[union-attr, operator]
+    useless = [row for row in claims if row.step and row.after and row.step < WORTH_IT * row.after]
     over = f"{statistics.median(ratios):.2f} in the median" if ratios else "not known"
     return [
         f"* {sum(row.is_right for row in found)} of {len(found)} loops: what is first is the cause.",
         f"* {len(near)} of {len(predicted)} predictions are within {words.share(WITHIN)} of what was gained.",
-        f"* {len(faults) - len(predicted)} of {len(faults)} first findings have no prediction.",
-        f"* {len(held)} of {len(bound)} gains are within their bound; bound over gain: {over}.",
+        f"* {len(claims) - len(predicted)} of {len(claims)} first findings have no prediction.",
+        f"* {len(held)} of {len(claims)} gains are within their bound; bound over gain: {over}.",
         f"* {len(gone)} of {len(faults)} findings are gone once they are obeyed.",
         f"* {len(useless)} changes gained less than 3 %.",
         f"* {sum(bool(row.problem) for row in found)} ended with an error.",

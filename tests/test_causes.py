@@ -42,6 +42,35 @@ def test_the_first_finding_is_the_cause_and_its_change_gains_what_was_predicted(
 
 
 @pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        slow("each_worker_reads_all", "workstation"),
+        slow("keeps_its_outputs", "workstation"),
+        ("one_long_batch_in_ten", "laptop"),
+    ],
+)
+def test_what_no_step_gains_by_is_told_and_is_gone_once_it_is_changed(name, host):
+    (case,) = (case for case in own.CASES if case.name == name)
+    row = causes.tried(case, own.__name__, host)
+    assert (row.problem, row.is_right) == ("", True)
+    assert row.again != row.first.kind and not row.first.expected_gain.predicted
+
+
+@pytest.mark.parametrize("name", [slow("maps_its_file"), slow("saves_seldom"), "a_graph_of_a_step"])
+def test_of_a_loop_that_is_right_nothing_is_told(name):
+    (case,) = (case for case in own.CASES if case.name == name)
+    row = causes.tried(case, own.__name__, "laptop")
+    assert (row.problem, row.is_right, row.is_nothing) == ("", True, True)
+
+
+def test_a_cause_that_is_told_beside_the_others_is_looked_for_there():
+    found = [SimpleNamespace(kind=kind) for kind in ("cores-taken", "waiting-for-data", "cold-cache")]
+    assert causes.first_of(found).kind == "waiting-for-data"
+    assert causes.first_of(found, ("cold-cache",)).kind == "cold-cache"
+    assert causes.first_of(found, ("swaps",)) is None
+
+
+@pytest.mark.parametrize(
     ("kinds", "busy", "steps", "changes", "by_host"),
     [
         (("nothing-to-gain",), 0.2, [], [], True),  # what its author hid is not what takes the time

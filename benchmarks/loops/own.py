@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -13,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from benchmarks.loops.case import Case, case, case_device
 from loaderviz.loaders import PrefetchLoader, ResidentLoader
@@ -330,3 +332,175 @@ def lives_on_the_gpu(**_: Any) -> None:
     """Slices of a data set on the GPU, and much to compute."""
     data = torch.zeros(24 * 1024, 256)
     train(ResidentLoader((data,), 1024, device=case_device()), network(256, 1024, 3))
+
+
+# What is told beside the findings about a step, or gains nothing a step; and more loops that are right
+
+
+@case("reads-too-much", hosts=("auto", "cpu"), line="WHOLE")
+def loads_a_whole_array(repaired: bool = False, workers: int = 0, **options: Any) -> None:
+    """A row of 12 kB is taken of an array of 25 MB, which each sample loads."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.npy"
+        np.save(path, np.zeros((2000, 3072), np.float32))
+
+        def row(index: int) -> Any:
+            return torch.from_numpy(np.load(path, mmap_mode="r" if repaired else None)[index].copy())  # WHOLE
+
+        train(loaded(Samples(row, 96), 8, workers, **options), network(3072, 64))
+
+
+class Stream(IterableDataset):
+    """960 rows in order; `shared` among the workers, or all of them by each."""
+
+    def __init__(self, shared: bool) -> None:
+        self.shared, self.rows = shared, torch.arange(960.0).view(-1, 1).repeat(1, 784)
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if self.shared and info else (0, 1)
+        for row in self.rows[first::step]:
+            time.sleep(0.0002)
+            yield row
+
+
+@case("unsharded-iterable", hosts=("workstation", "cpu"))
+def each_worker_reads_all(repaired: bool = False, workers: int = 2, **options: Any) -> None:
+    """Two workers go through the whole stream, so each sample comes twice."""
+    train(loaded(Stream(repaired), 32, workers, **options), network(784))
+
+
+@case("threads-in-workers", hosts=("cpu",))
+def workers_with_threads(repaired: bool = False, workers: int = 2, **_: Any) -> None:
+    """Each worker multiplies matrices with as many threads as there are cores, and twice as many."""
+    square, cores = torch.rand(400, 400), torch.get_num_threads()
+
+    def begin(_: int) -> None:
+        torch.set_num_threads(1 if repaired else 4 * cores)
+
+    def sample(_: int) -> torch.Tensor:
+        return (square @ square @ square)[:28, :28].flatten()
+
+    train(DataLoader(Samples(sample, 480), 16, num_workers=workers, worker_init_fn=begin), network(784, 64))
+
+
+@case("too-many-workers", hosts=("cpu",))
+def workers_beyond_the_cores(workers: int = 16, **_: Any) -> None:
+    """Sixteen workers compute on far fewer cores."""
+
+    def sample(_: int) -> torch.Tensor:
+        end = time.thread_time() + 0.001
+        while time.thread_time() < end:
+            pass
+        return torch.zeros(784)
+
+    train(DataLoader(Samples(sample, 1600), 16, num_workers=workers), network(784, 64))
+
+
+@case("cold-cache", hosts=("cpu",))
+def never_read_before(repaired: bool = False, workers: int = 0, **options: Any) -> None:
+    """Files of 4 MB come from the disk itself; repaired, somebody has read them before."""
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
+        paths = [Path(folder) / str(number) for number in range(40)]
+        for path in paths:
+            path.write_bytes(bytes(4 << 20))
+        for path in paths:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                if not repaired:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        data = Samples(lambda index: torch.frombuffer(bytearray(paths[index].read_bytes()), dtype=torch.uint8), 40)
+        train(loaded(data, 2, workers, **options), nn.Sequential(nn.AvgPool1d(4096), nn.Linear(1024, 10)))
+
+
+@case("memory-grows", hosts=("workstation",))
+def keeps_its_outputs(repaired: bool = False, **_: Any) -> None:
+    """A list keeps what the network gave for each batch, with its graph."""
+    kept, net = list[Any](), network(784, 8192).to(case_device())
+    for batch in DataLoader(TensorDataset(torch.zeros(24 * 512, 784)), 512, pin_memory=True):
+        output = net(batch[0].to(case_device(), non_blocking=True))
+        kept.append(output.detach().mean() if repaired else output)
+
+
+@case("memory-grows", hosts=("cpu",))
+def workers_keep_what_they_read(repaired: bool = False, workers: int = 2, **_: Any) -> None:
+    """A data set keeps 200 kB of each sample that it gave."""
+    kept = list[bytearray]()
+
+    def sample(_: int) -> torch.Tensor:
+        made = bytearray(os.urandom(200_000))
+        if not repaired:
+            kept.append(made)
+        time.sleep(0.002)
+        return torch.zeros(784)
+
+    train(DataLoader(Samples(sample, 1600), 16, num_workers=workers), network(784, 64))
+
+
+@case("uneven-steps", hosts=EMULATED)
+def one_long_batch_in_ten(repaired: bool = False, **_: Any) -> None:
+    """Each tenth batch is far longer than the others; repaired, all are alike."""
+    device = case_device()
+    net = network(256, 1024, 2).to(device)
+    for number in range(30):
+        rows = 8192 if number % 10 == 5 and not repaired else 64
+        with torch.profiler.record_function(f"batch {number}"):
+            net(torch.zeros(rows, 256, device=device)).mean().backward()
+
+
+@case("cores-taken", hosts=("cpu",))
+def another_program_computes(repaired: bool = False, **_: Any) -> None:
+    """Other programs compute on each core, four times."""
+    busy = [sys.executable, "-c", "while True: pass"]
+    others = [] if repaired else [subprocess.Popen(busy) for _ in range(4 * (os.cpu_count() or 1))]
+    try:
+        train(loaded(TensorDataset(torch.zeros(60 * 64, 784)), 64), network(784, 1024, 2))
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+@case("nothing-to-gain")
+def waits_for_a_long_step(workers: int = 2, **_: Any) -> None:
+    """`.item()` in each step, of which the GPU needs far longer than the host."""
+    data = TensorDataset(torch.zeros(24 * 16, 784))
+    train(loaded(data, 16, workers, prefetch=2), network(784, 4096, 4), each=lambda number, loss: loss.item())
+
+
+@case("nothing-to-gain", hosts=EMULATED)
+def maps_its_file(workers: int = 4, **_: Any) -> None:
+    """A row of a mapped array for each sample, and the GPU is busy for longer."""
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(path := Path(folder) / "rows.npy", np.zeros((384, 784), np.float32))
+        rows = np.load(path, mmap_mode="r")
+        data = Samples(lambda index: torch.from_numpy(rows[index].copy()), 384)
+        train(loaded(data, 16, workers, prefetch=2), network(784, 4096, 3))
+
+
+@case("nothing-to-gain", hosts=EMULATED)
+def a_graph_of_a_step(**_: Any) -> None:
+    """Small layers whose step is a CUDA graph already, on data that are on the GPU."""
+    launches(graphs=True)
+
+
+@case("nothing-to-gain", hosts=EMULATED)
+def saves_seldom(workers: int = 2, **_: Any) -> None:
+    """The loss is read and written down in each twentieth step of long ones."""
+    data, log = TensorDataset(torch.zeros(40 * 16, 784)), list[float]()
+
+    def each(number: int, loss: Any) -> None:
+        if number % 20 == 19:
+            log.append(loss.item())
+
+    train(loaded(data, 16, workers, prefetch=2), network(784, 4096, 3), each=each)
+
+
+@case("unpriced", hosts=EMULATED)
+def python_of_its_own(workers: int = 2, **options: Any) -> None:
+    """Python of the data set's own, which no emulated host has a price for."""
+
+    def sample(index: int) -> torch.Tensor:
+        return torch.tensor([float(sum(range(index, index + 20_000)))]).repeat(784)
+
+    train(loaded(Samples(sample, 480), 16, workers, True, **options), network(784), True)

@@ -994,8 +994,10 @@ class Evidence:
         launches = (self.calls(self.mask(*DEVICE_KINDS)) | waits) & (timeline.source >= 0)
         count = np.bincount(timeline.source[launches], minlength=len(timeline.sources))
         times[times < OTHER * np.maximum(count, 1)] = 0  # its time goes to launches and waits
-        loads = self.fetching | self.loop & self.handing_out | self.calls(self.batch_copies)
-        times[timeline.source[loads & (timeline.source >= 0)]] = 0  # the loop's own line, and where a batch is copied
+        works = self.loop & timeline.where(Kind.OPERATOR) & ~timeline.named(COPY_OPERATORS.__contains__)
+        copying = self.calls(self.batch_copies) & ~np.isin(timeline.source, timeline.source[works])
+        loads = self.fetching | self.loop & self.handing_out | copying
+        times[timeline.source[loads & (timeline.source >= 0)]] = 0  # the loop's own line, and one that only copies
         line = int(times.argmax())
         if times[line] < OTHER_SHARE * self.window:
             return -1, NONE
@@ -1042,7 +1044,7 @@ class Evidence:
         """Whether there are more workers than cores, and those that compute at a time take all cores."""
         number, both = len(self.lanes_of("worker")), self.fetch.computes + self.fetch.waits
         computing = self.busy(self.lanes_of("worker")) * number * self.fetch.computes / both if both else 0
-        return 0 < (cores := self.cores or 0) < number and computing >= TURNS * cores
+        return self.cores is not None and number > self.cores and computing >= TURNS * self.cores
 
     def crowded(self, then: int) -> float:
         """The share (0..1) of the cores beside the loop's that workers keep busy, or so many would; 1: not known."""

@@ -22,7 +22,7 @@ from loaderviz.timeline import Cause, Kind
 
 HOST = replace(Host.preset("workstation"), cores=0, first_read=0)
 HELD, OTHER, BATCH = 1_000_000, 500_000, 4  # ns, ns, samples
-OF_THE_BATCH = {"tensors": 1, "shared": 4 * BATCH}  # of four bytes a sample
+OF_THE_BATCH = {"tensors": 1, "shared": 4 * BATCH, "epoch": 12}  # of four bytes a sample
 FORK = multiprocessing.get_context("fork")
 needs_fork = pytest.mark.skipif(sys.platform != "linux", reason="only forked workers have this lock")
 
