@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -446,19 +444,6 @@ def one_long_batch_in_ten(repaired: bool = False, **_: Any) -> None:
         rows = 8192 if number % 10 == 5 and not repaired else 64
         with torch.profiler.record_function(f"batch {number}"):
             net(torch.zeros(rows, 256, device=device)).mean().backward()
-
-
-@case("cores-taken", hosts=("cpu",))
-def another_program_computes(repaired: bool = False, **_: Any) -> None:
-    """Other programs compute on each core, four times."""
-    busy = [sys.executable, "-c", "while True: pass"]
-    others = [] if repaired else [subprocess.Popen(busy) for _ in range(4 * (os.cpu_count() or 1))]
-    try:
-        train(loaded(TensorDataset(torch.zeros(60 * 64, 784)), 64), network(784, 1024, 2))
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
 
 
 @case("nothing-to-gain")

@@ -471,7 +471,7 @@ class Scheduler:
         for patience in range(STUCK_OUTSIDE, -1, -1):
             if self.outside or self._wanted:
                 break
-            known = {turn.ident for turn in self._turns}
+            known = {threading.get_ident(), *(turn.ident for turn in self._turns)}  # the former may have just ended
             others = [thread for thread in threading.enumerate() if thread.ident not in known]
             if self.session.refused or not patience or not any(map(self.may_wake, others)):
                 lines = [

@@ -56,7 +56,7 @@ ON_HOST = object()
 PIN_THREAD = "loaderviz pin thread"
 OTHER_WORK = [{str(key): [key, (key,)]} for key in range(8)]  # as large as the emulator's for an operator
 NOTED = 2_000_000  # ns of a batch that are unpriced, or measured on the wall, from which this is noted
-LITTLE, MOST = 300_000, 5  # ns of a batch that is unpriced, too, where they are so many times what is charged
+LITTLE, MOST = 500_000, 5  # ns of a batch that is unpriced, too, if more than a step, and so many times what is charged
 # And how many times what is charged. This machine's processor may be slower than the named one; its waits add up.
 ONE_THREAD = (
     ": with threads=False the emulated GPU has one host thread. Issue CUDA calls from the thread that entered "
@@ -435,9 +435,10 @@ class Session(HostThread, TensorMemory):
             [sum(times[start : start + many]) for start in starts]
             for times in (self.unpriced.get("data set", []), self._charged, self._here)
         )
+        step = self.runtime.now / max(1, len(self._charged))
         noted = [
             (time >= NOTED * many and time > min(far * cost, max(cost, NOTED_SHARE * here, CLEAR * many)))
-            or time > max(LITTLE * many, MOST * cost)
+            or time > max(LITTLE * many, step * many, MOST * cost)
             for time, cost, here in zip(*sums, strict=True)
         ]
         # of one batch nothing is known: it may load and warm up

@@ -396,7 +396,7 @@ def test_what_if_waits_for_the_lock_as_a_recording_does(workers, then):
 
 @needs_fork
 def test_advice_names_the_lock_and_offers_no_more_workers():
-    full, nearly, none = recorded(LOCKS["a Lock"](), 4), recorded(LOCKS["a Lock"](), 2), recorded(None, 4)
+    full, nearly, none = recorded(LOCKS["a Lock"](), 4), recorded(LOCKS["a Lock"](), 2), recorded(None, 4, batches=200)
     first = lv.advise(full)[0]
     assert first.kind == "waiting-for-data"
     assert "hold the lock for less" in first.change and "wait for each other in test_locks.py" in first.evidence

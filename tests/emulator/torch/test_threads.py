@@ -435,6 +435,16 @@ def silent(monkeypatch):
     return problems
 
 
+def test_who_has_just_ended_is_nobody_to_wait_for(monkeypatch):
+    """The thread that ends finds that all others wait: that is said at once."""
+    looks, real = [], threads.REAL_SLEEP
+    monkeypatch.setattr(threads, "REAL_SLEEP", lambda seconds: looks.append(seconds) or real(seconds))
+    with pytest.raises(DeadlockError, match=r"main thread waits in Queue\.get"), lv.record(on="a100"):
+        threading.Thread(target=time.sleep, args=(1e-3,)).start()
+        queue.Queue().get()
+    assert 0.01 not in looks
+
+
 def test_a_deadlock_is_said_at_once_with_who_waits_where(silent):
     def takes(first, second, both):
         with first:
