@@ -458,6 +458,7 @@ def test_steps_to_wait_for_are_those_of_the_outer_loader():
     assert steps_of(timeline) == ["batch 1: 1 samples", "batch 2: 1 samples"]
 
 
+@pytest.mark.this_clock
 def test_the_line_that_draws_batches_is_no_other_work():
     def draw():
         for (x,) in DataLoader(TensorDataset(torch.zeros(10 * 16, 500_000)), 16, num_workers=1):
@@ -505,6 +506,7 @@ def test_lines_of_looks_are_those_of_the_outermost_call_and_of_all_in_it():
     assert told == ["a.py:1", "a.py:1", "a.py:1", "a.py:2", ""]
 
 
+@pytest.mark.this_clock
 def test_the_body_of_a_loop_in_the_line_that_draws_is_no_hand_out():
     """A batch of a few bytes is not unmapped for 20 ms."""
 
@@ -515,6 +517,6 @@ def test_the_body_of_a_loop_in_the_line_that_draws_is_no_hand_out():
 
     timeline = record_cpu(loop)
     assert max(row.duration for row in timeline.rows(Kind.OPERATOR) if row.name == HAND_OUT) < 15_000_000
-    first = lv.advise(timeline)[0]
+    first = next(each for each in lv.advise(timeline) if each.kind != "cores-taken")  # by other tests
     assert first.kind == "other-work-in-loop"
     assert first.evidence.startswith(f"test_profiler.py:{loop.__code__.co_firstlineno + 2} takes")

@@ -248,7 +248,7 @@ def _why_slow(timeline: Timeline) -> diagnosis.Fact:
     stored = PER_EPOCH * SIZE * torch.Size(SHAPE).numel()
     if every > told["copy"] + told["compute"] or (not workers and every > told["compute"] // 2):
         decodes = "decodes" if every > SIZE * DECODE // 8 else "else"
-        does = "augments" if told["fetch"] > 1.2 * SIZE * DECODE else decodes
+        does = "augments" if told["fetch"] > 1.05 * SIZE * DECODE else decodes
         who = say("workers-fetch", workers=workers) if workers else say("main-fetches")
         known = {"fetch": words.duration(told["fetch"]), "every": words.duration(every), "what": say(f"fetch-{does}")}
         return say("photos-fetch", who=who, **known), say("slowest")
