@@ -1240,6 +1240,7 @@ class SlowOrder(torch.utils.data.Sampler):
 
 
 @pytest.mark.slow
+@pytest.mark.this_clock
 @pytest.mark.parametrize(
     ("on", "host", "workers"), [("cpu", None, 0), ("cpu", None, 1), ("a100", "auto", 0), ("a100", "auto", 1)]
 )

@@ -57,7 +57,6 @@ PIN_THREAD = "loaderviz pin thread"
 OTHER_WORK = [{str(key): [key, (key,)]} for key in range(8)]  # as large as the emulator's for an operator
 NOTED = 2_000_000  # ns of a batch that are unpriced, or measured on the wall, from which this is noted
 LITTLE, MOST = 500_000, 5  # ns of a batch that is unpriced, too, if more than a step, and so many times what is charged
-# And how many times what is charged. This machine's processor may be slower than the named one; its waits add up.
 ONE_THREAD = (
     ": with threads=False the emulated GPU has one host thread. Issue CUDA calls from the thread that entered "
     "record(), or let threads take turns in virtual time, as they do without threads=False."
@@ -68,6 +67,7 @@ NOT_RECORDED = (
 )
 WIDE, LOOKS = 4096, 3  # elements of a tensor that is looked at, and how many such
 WIDER = (torch.float32, torch.float64, torch.int64, torch.int32)
+# So many times what is charged is noted: this machine's processor may be slower than the named one; its waits add up.
 NOTED_TIMES = {"data set": 4, "waiting": 0.25}
 NOTED_SHARE = 0.25  # so much of what a fetch takes here is noted, too, where it is more than what is charged,
 CLEAR = 12_000_000  # and than so many ns: of less the emulator's own part, 8 ms in benchmarks/loops, may be most

@@ -189,9 +189,9 @@ def pace(answer: Callable[..., Any], chance: random.Random) -> Score:
             step, timeline = fresh.run(workers)
             known = {"costs": fresh, "workers": counted(workers, "worker"), "rule": say("slowest")}
             mistakes = {
-                "stations-added": fetch / workers + sum(others),
-                "fetch-whole": max(fetch, *others),
-                "all-divided": max(fetch, *others) / workers,
+                "stations-added": [fetch / workers + sum(others)],
+                "fetch-whole": [max(fetch, *others)],
+                "all-divided": [max(fetch, *others) / workers],
             }
             _must_say(answer, (fetch, workers, *others), step, timeline, mistakes, **known)
     return Score(say("steps-found", count=2 * len(AMONG)), timeline)
@@ -202,7 +202,7 @@ def _must_say(
     given: Sequence[int],
     step: int,
     timeline: Timeline,
-    mistakes: Mapping[str, float],
+    mistakes: Mapping[str, Sequence[float]],
     **known: object,
 ) -> None:
     """Raise `NotYet` unless the learner says the step [ns]; `mistakes` are times that formulas of many people give."""
@@ -210,7 +210,7 @@ def _must_say(
         returned = answer(*given)
     said = number_of(returned, "step-wanted", timeline)
     if not abs(said - step) <= (WITHIN - 1) * step:
-        why = next((say(key) for key, time_ns in mistakes.items() if abs(said - time_ns) < 0.001 * time_ns), "")
+        why = next((say(key) for key, times in mistakes.items() if np.isclose(said, times, rtol=0.001).any()), "")
         fact = say("other-step", said=f"{said:,.0f}", why=why, step=words.duration(step), **known)
         raise NotYet(fact.strip(), str(known["rule"]), "", timeline)
 
@@ -402,10 +402,10 @@ def one_lock(answer: Callable[..., Any], chance: random.Random) -> Score:
         given = fresh.fetch, fresh.held, threads, fresh.host, fresh.compute
         alone = fresh.fetch / threads
         mistakes = {
-            "lock-forgotten": max(alone, fresh.host, fresh.compute),
-            "loop-forgotten": max(alone, held, fresh.host, fresh.compute),
-            "lock-divided": max(alone, held / threads + fresh.host, fresh.compute),
-            "stations-added": alone + held + fresh.host + fresh.compute,
+            "lock-forgotten": [max(alone, fresh.compute), max(alone, fresh.host, fresh.compute)],
+            "loop-forgotten": [max(alone, held, fresh.host, fresh.compute)],
+            "lock-divided": [max(alone, held / threads + fresh.host, fresh.compute)],
+            "stations-added": [alone + held + fresh.host + fresh.compute],
         }
         known = {"costs": fresh, "workers": counted(threads, "thread"), "rule": say("one-lock")}
         _must_say(answer, given, step, timeline, mistakes, **known)
