@@ -376,10 +376,10 @@ def workers_with_threads(repaired: bool = False, workers: int = 2, **_: Any) -> 
     packed, pools = zlib.compress(bytes(range(256)) * 4096), []
 
     def begin(_: int) -> None:
-        pools.append(ThreadPoolExecutor(1 if repaired else 8))
+        pools.append(ThreadPoolExecutor(8))
 
     def sample(_: int) -> torch.Tensor:
-        parts = list(pools[-1].map(zlib.decompress, [packed] * 8))
+        parts = list((map if repaired else pools[-1].map)(zlib.decompress, [packed] * 8))
         return torch.frombuffer(bytearray(parts[0][:784]), dtype=torch.uint8)
 
     train(DataLoader(Samples(sample, 480), 16, num_workers=workers, worker_init_fn=begin), network(784, 64))
@@ -395,7 +395,7 @@ def workers_beyond_the_cores(workers: int = 16, **_: Any) -> None:
             pass
         return torch.zeros(784)
 
-    train(DataLoader(Samples(sample, 1600), 16, num_workers=workers), network(784, 64))
+    train(DataLoader(Samples(sample, 4800), 16, num_workers=workers), network(784, 64))
 
 
 @case("cold-cache", hosts=("cpu",))
@@ -435,7 +435,7 @@ def workers_keep_what_they_read(repaired: bool = False, workers: int = 2, **_: A
         time.sleep(0.002)
         return torch.zeros(784)
 
-    train(DataLoader(Samples(sample, 1600), 16, num_workers=workers), network(784, 64))
+    train(DataLoader(Samples(sample, 4800), 16, num_workers=workers), network(784, 64))
 
 
 @case("uneven-steps", hosts=EMULATED)
