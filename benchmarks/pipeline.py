@@ -1,6 +1,7 @@
 """How well host="auto" foretells torch's real DataLoader on this machine: eight data sets, 0, 1 and 2 workers.
 
-    python -m benchmarks.pipeline [--rounds 5] [--sets pictures tokens]
+    python -m benchmarks.pipeline                                      # the table goes to docs/pipeline.md
+    python -m benchmarks.pipeline [--rounds 5] [--sets pictures tokens]  # some of it is only printed
 
 Real and emulated runs of the same loop take turns; a ratio is predicted over measured throughput, from the medians. A
 step is the mean over the batches after a third of them. Where one more worker changes the real step by more than 10 %
@@ -28,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 import loaderviz as lv
 from loaderviz.batches import BATCH_RANGE
 from loaderviz.imports import cured_imports
+from loaderviz.machine import processor
 from loaderviz.timeline import Kind
 
 with cured_imports():
@@ -37,6 +39,24 @@ from PIL import Image
 
 WORKERS = (0, 1, 2)
 MOST, LEAST = 1.5, 1 / 1.5
+ROUNDS = 5
+PAGE = Path(__file__).parents[1] / "docs" / "pipeline.md"
+INTRODUCTION = """\
+# This machine's DataLoader, measured and foretold
+
+Eight data sets were read by PyTorch's real DataLoader, and by the emulated one with `host="auto"`, which measures this
+machine by itself. Both took turns, {rounds} times each, with 0, 1 and 2 workers. A time is what a step of the real
+loop takes [ms], in the median. A ratio is predicted over measured throughput: 1.00 is exact, and below 1 the prediction
+is too slow. The last two columns say by how much a step gets longer or shorter with one more worker, and by how much
+it is said to. A change is clear where it is above 10 % in the same direction in all {rounds} rounds.
+
+Made by `python -m benchmarks.pipeline` on {processor}, with PyTorch {torch}. On another machine, and on one that has
+other work, it comes out otherwise.
+"""
+HEAD = (
+    "| data set | 0 workers | 1 | 2 | ratio, 0 workers | 1 | 2 | from 0 to 1 worker | from 1 to 2 |",
+    "| :--- | ---: | ---: | ---: | ---: | ---: | ---: | :--- | :--- |",
+)
 CHANGES, SAID = 0.1, 0.05  # of a step: a real change, and one that the prediction names
 
 
@@ -189,7 +209,7 @@ class Row(NamedTuple):
         return statistics.median(self.measured[workers]) / statistics.median(self.predicted[workers])
 
     def signs(self) -> Iterator[str]:
-        """Say of each further worker what it really changes, and whether the prediction says so."""
+        """Give for each further worker how it really changes a step, and how it is said to."""
         for more in WORKERS[1:]:
             changes = [
                 now / before - 1 for before, now in zip(self.measured[more - 1], self.measured[more], strict=True)
@@ -198,7 +218,7 @@ class Row(NamedTuple):
             clear = all(change > CHANGES for change in changes) or all(change < -CHANGES for change in changes)
             right = said * changes[0] > 0 and abs(said) > SAID if clear else abs(said) <= CHANGES
             real_change = f"{statistics.median(changes):+.0%}" if clear else "no clear change"
-            yield f"{more - 1} to {more}: {real_change}, said {said:+.0%}{'' if right else '  <- wrong'}"
+            yield f"{real_change}, said {said:+.0%}{'' if right else ': **wrong**'}"
 
 
 def measure(data: Set, rounds: int) -> Row:
@@ -214,21 +234,27 @@ def measure(data: Set, rounds: int) -> Row:
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--sets", nargs="*", help="some of the data sets, by name")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         known = sets(Path(folder))
         if unknown := ", ".join(set(options.sets or ()) - known.keys()):
             parser.error(f"no data set is called {unknown}; there are {', '.join(known)}")
-        ratios = []
+        ratios, lines = [], list(HEAD)
+        print(*HEAD, sep="\n")
         for name in options.sets or known:
             row = measure(known[name], options.rounds)
             ratios += (mine := [row.ratio(workers) for workers in WORKERS])
-            times = " ".join(f"{1e3 * statistics.median(row.measured[workers]):8.2f}" for workers in WORKERS)
-            print(f"{name:17}ms{times}  ratio", *(f"{ratio:.2f}" for ratio in mine), *row.signs(), sep="  ", flush=True)
+            times = [f"{1e3 * statistics.median(row.measured[workers]):.2f}" for workers in WORKERS]
+            lines.append(f"| {' | '.join([name, *times, *(f'{ratio:.2f}' for ratio in mine), *row.signs()])} |")
+            print(lines[-1], flush=True)
     inside = sum(LEAST <= ratio <= MOST for ratio in ratios)
-    print(f"\n{inside} of {len(ratios)} ratios lie from {LEAST:.2f} to {MOST:.2f}")
+    result = f"{inside} of {len(ratios)} ratios lie from {LEAST:.2f} to {MOST:.2f}."
+    print(f"\n{result}")
+    if not options.sets and options.rounds >= ROUNDS:
+        told = INTRODUCTION.format(rounds=options.rounds, processor=processor(), torch=torch.__version__)
+        PAGE.write_text("\n".join([told, *lines, "", result, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":
