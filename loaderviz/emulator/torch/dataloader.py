@@ -661,7 +661,7 @@ class _Opened(io.FileIO):
 
 
 def _take(tensor: torch.Tensor) -> None:
-    for _ in range(40):
+    for _ in range(20):
         tensor[len(tensor) - 1]
 
 
@@ -780,16 +780,16 @@ class Meter(TorchDispatchMode):
         taken, stacked = (max(0, many - TENSORS * samples) for many in (self._taken, self._stacked))
         return price * taken // TAKES + price * stacked // STACKS
 
-    def calibrate(self, block: Callable[[], contextlib.AbstractContextManager[Any]] | None = None) -> None:
+    def calibrate(self) -> None:
         """Find what the emulator takes at each call of torch that it sees, besides what it leaves out by itself.
 
-        Tried with what data sets do most, in `block`, which enters this meter, or in itself.
+        Tried with what data sets do most.
         """
         tensor, seen, plain = torch.empty(2, 1), list[int](), list[int]()
         self.overhead = 0
         with processor_time.fine():
             for _ in range(7):
-                with block() if block else self:
+                with self:
                     _take(tensor)
                 seen.append(self.work if self.measured else self.unpriced)
                 start = processor_time()

@@ -210,7 +210,8 @@ class Session(HostThread, TensorMemory):
     def fetching_data(self, priced: bool = True) -> Iterator[Any]:
         """Inside data set and collate a meter counts; the operators' mode rests until the device is touched.
 
-        Only of a data set that is not `priced` somebody asks how much of the fetch was the emulator's own.
+        How much of a fetch was the emulator's own is found before the first one of which somebody asks it: not of a
+        data set that is `priced`, unless it is measured.
         """
         self.fetching += 1
         self.begin_priced(0)
@@ -219,7 +220,7 @@ class Session(HostThread, TensorMemory):
             self.operators.__exit__(None, None, None)
             self.aside = self.operators
         try:
-            if not (priced or self.measured or self.meter.overhead):
+            if not self.meter.overhead and (self.measured or not priced):
                 self.meter.calibrate()
             with self.meter:
                 yield self.meter
@@ -340,7 +341,6 @@ class Session(HostThread, TensorMemory):
                 taken.append(runtime.now - before)
                 runtime.now = before
             self.own.overhead = statistics.median_low(taken)
-            self.meter.calibrate(self.fetching_data)
             self.own.stop()
         self.own.go()
 

@@ -150,6 +150,22 @@ def test_where_the_host_has_a_price_for_the_data_set_no_time_goes_into_finding_w
         recorded(lambda: DataLoader(Squares(), 4, num_workers=workers))
 
 
+def test_what_the_emulator_takes_of_a_measured_fetch_is_found_once_and_not_before_there_is_one(monkeypatch):
+    calls, calibrate = [], dataloader.Meter.calibrate
+
+    def counting(meter):
+        calibrate(meter)
+        calls.append(meter.calls)
+
+    monkeypatch.setattr(dataloader.Meter, "calibrate", counting)
+    with lv.record(on="a100", host="auto"):
+        torch.ones(3, device="cuda")
+        assert not calls
+        for _ in range(2):
+            list(DataLoader(TensorDataset(torch.arange(8.0)), 4))
+    assert len(calls) == 1 and calls[0] < 100  # in each of its rounds, which every worker makes, too
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOADERS)
 def test_every_loader_gives_its_data_twice_with_the_same_timeline(name):
