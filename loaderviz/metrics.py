@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, wraps
 from html import escape
 from itertools import pairwise
@@ -753,19 +753,17 @@ class Summary:
     state, `outside` what belongs to no step of it and is left out; both are 0 with a window asked for. `compute` and
     `communication` are the time in which such a kernel runs, `kernels` that of either; `hidden_communication` is the
     part of it under compute kernels, `rank_wait` the part in which a collective is known to wait for other ranks (None:
-    there is one rank). `copy` is host-device copies (`h2d`,
-    `d2h`; D2D counts as work on the device), `hidden_copy` its part under any kernel, `overlap` that part as a share.
-    `busy` is the share of the window with any work on the device (None: the timeline has none), `idle` the rest in ns.
-    `host_blocked` gives the ns in
-    which the training loop's thread waits, by cause. `limit` is the longest of compute, H2D, D2H and what collectives
-    are known to move: the window if all else were hidden. How long the other collectives move is not known: at most
-    the limit is `limit_most`. `headroom` is window / limit. `breakdown` is exclusive and sums to the window. `batches`
-    and `samples` were handed out in the window. `step` is the mean time from the GPU's first kernel of a batch to that
-    of the next (without kernels from hand-out to hand-out; window / batches where that is not known either),
-    `samples_per_second` the samples of a batch in such a step. `copy_share` is the copy's share of the window (below
-    5 % overlap cannot pay). `bandwidth` maps a kind of copy to bytes per second. The fetch of a batch takes
-    `fetch_computes` ns on a core and `fetch_waits` ns that need none, such as for a disk or a network, and gives
-    `fetch_bytes`, on average.
+    there is one rank). `copy` is host-device copies (`h2d`, `d2h`; D2D counts as work on the device), `hidden_copy`
+    its part under any kernel, `overlap` that part as a share. `busy` is the share of the window with any work on the
+    device (None: the timeline has none), `idle` the rest in ns. `host_blocked` gives the ns in which the training
+    loop's thread waits, by cause. `limit` is the longest of compute, H2D, D2H and what collectives are known to move:
+    the window if all else were hidden. How long the other collectives move is not known: at most the limit is
+    `limit_most`. `headroom` is window / limit. `breakdown` is exclusive and sums to the window. `batches` and `samples`
+    were handed out in the window. `step` is the mean time from the GPU's first kernel of a batch to that of the next
+    (without kernels from hand-out to hand-out; window / batches where that is not known either), `samples_per_second`
+    the samples of a batch in such a step. `copy_share` is the copy's share of the window (below 5 % overlap cannot
+    pay). `bandwidth` maps a kind of copy to bytes per second. The fetch of a batch takes `fetch_computes` ns on a core
+    and `fetch_waits` ns that need none, such as for a disk or a network, and gives `fetch_bytes`, on average.
     """
 
     window: int
@@ -830,8 +828,7 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON: times in ns, shares 0..1, `None` for what was not measured."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        plain = {name: list(value) if isinstance(value, tuple) else deepcopy(value) for name, value in found.items()}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return plain | dict.fromkeys(_OF_DEVICE if self.busy is None else ())
 
     def __str__(self) -> str:
