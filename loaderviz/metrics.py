@@ -1048,10 +1048,9 @@ def _bandwidth(timeline: Timeline, start: int, end: int, device: int) -> dict[st
 
 
 def giving(timeline: Timeline, fetches: Mask) -> Mask:
-    """Those of these fetches that give a batch: what a loop fetches at the end of a stream gives none."""
-    given = fetches & (timeline.batch >= 0)
-    ends = fetches & ~given & timeline.in_lanes(lambda lane: lane.role not in LOADING)
-    return fetches & ~ends if given.any() else fetches
+    """Those of these fetches that give a batch, also one that nobody takes; the end of a stream gives none."""
+    given = fetches & ((timeline.batch >= 0) | (timeline.nbytes > 0))
+    return given if given.any() else fetches
 
 
 def fetch_times(timeline: Timeline, fetches: Mask) -> tuple[Ints, Ints]:

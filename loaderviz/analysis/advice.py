@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from loaderviz import intervals, words
-from loaderviz.analysis import NO_GAIN, WORTH_IT, Advice, Finding, Gain, Remedy, Subject, is_worth_it
+from loaderviz.analysis import NO_GAIN, ONCE, WORTH_IT, Advice, Finding, Gain, Remedy, Subject, is_worth_it
 from loaderviz.analysis.evidence import (
     ANOMALY,
     FINITE,
@@ -378,7 +378,7 @@ def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
     direct = intervals.length(loading) + facts.exposed(copies)
     gain = facts.bound(direct, "all that loading costs", copies, 0, host=loading, supply=False)
     left = best - (facts.window - gain.ns)  # what even a perfect loader that copies cannot gain
-    if workers_help and not is_worth_it(Gain(max(0, left), 0.0, None), best):
+    if workers_help and not is_worth_it(left, best):
         return None
     others = intervals.length(intervals.subtract(loading, facts.getting))
     why = (
@@ -1125,7 +1125,7 @@ def outlier_fetch(facts: Evidence) -> Finding | None:
     """A fetch that takes far longer than all others: it says nothing about a step, and none is charged for it."""
     timeline, far = facts.timeline, facts.marked.outliers(facts.start, facts.end)
     lost = intervals.length(intervals.intersect(facts.outside, intervals.union(timeline.start[far], timeline.end[far])))
-    if not is_worth_it(Gain(lost, 0.0, None), facts.end - facts.start):
+    if not is_worth_it(lost, facts.end - facts.start):
         return None
     others = timeline.where(Kind.FETCH) & ~far & (timeline.start >= facts.start) & (timeline.start < facts.end)
     usual = float(np.median((timeline.end - timeline.start)[others]))
@@ -1136,7 +1136,7 @@ def outlier_fetch(facts: Evidence) -> Finding | None:
         f"the loop loses {words.duration(lost)}. That is no cost of a step, but a garbage collection, say, or a first "
         "read from the disk. The steps are judged without it",
         "",
-        Gain(0, 0.0, None, once=True),
+        ONCE,
         subject=Subject((Kind.FETCH,)),
     )
 
@@ -1330,7 +1330,7 @@ def host_bound(facts: Evidence) -> Finding | None:
     split = ", ".join(f"{words.duration(time)} {name}" for name, time in parts.items() if time)
     split += f"; first calls, {words.duration(first)}, are left out" if first else ""
     overlap = copy_not_hidden(facts) or pageable_copy(facts)
-    hides = overlap is not None and is_worth_it(overlap.expected_gain, facts.window)
+    hides = overlap is not None and is_worth_it(overlap.expected_gain.ns, facts.window)
     pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
     gap, place = longest_gap(facts, first_calls)
     waits, asks = facts.waits_inside, dict[str, Any]()
@@ -1377,7 +1377,7 @@ def start_up(facts: Evidence) -> Finding | None:
         f"{words.duration(before)} of {words.duration(timeline.duration)} pass before {first}{longest}. This time "
         "is not judged",
         change if facts.lanes_of("worker") else "",
-        Gain(0, 0.0, None, once=True),
+        ONCE,
         subject=Subject(time="start-up"),
     )
 
@@ -1397,7 +1397,7 @@ def warm_up(facts: Evidence) -> Finding | None:
         f"{words.duration(time)} of {words.duration(facts.window)} are what is usually paid once: {'; '.join(seen)}. "
         "Fewer than two steps are marked, so nothing tells whether it comes back",
         "# record later steps and mark them: schedule=torch.profiler.schedule(wait=5, warmup=1, active=5), prof.step()",
-        Gain(0, 0.0, None, once=True),
+        ONCE,
     )
 
 
@@ -1414,7 +1414,7 @@ def short_window(facts: Evidence) -> Finding | None:
         f"{words.count(number, 'worker')} began only {begun} of the {words.count(made, 'batch')} of these "
         "steps in this time, and all others before it. So it does not show whether they keep up with the loop",
         f"# record at least {made - begun + 3 * number} steps",
-        Gain(0, 0.0, None),
+        NO_GAIN,
     )
 
 
@@ -1431,7 +1431,7 @@ def unpriced(facts: Evidence) -> Finding | None:
         "so the loader is slower than this timeline shows it, and the other findings may be wrong",
         f"with loaderviz.costs({', '.join(given[kind] for kind in kinds)}):  # around it, in the data set\n"
         '# or record(host="auto"), which measures it',
-        Gain(0, 0.0, None),
+        NO_GAIN,
     )
 
 
@@ -1495,7 +1495,7 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
         return Finding("cause-not-seen", f"{text}. The timeline has no host lane that would tell why", "", NO_GAIN)
     small = max(found, key=lambda finding: finding.expected_gain.ns, default=None)
     if small is not None and small.expected_gain.ns:
-        tried = is_worth_it(small.expected_gain, facts.window)
+        tried = is_worth_it(small.expected_gain.ns, facts.window)
         why = "but in a replay its change gains less than 3 %" if tried else "not worth a change"
         text += f". The largest gain that is left is {small.kind}, {small.expected_gain}: {why}"
     if summary.kernels >= SATURATED * facts.window:
@@ -1740,7 +1740,7 @@ def _findings(facts: Evidence, *, replayed: bool) -> list[Finding]:
 
 def _is_told(finding: Finding, ns: int, facts: Evidence) -> bool:
     """Tell whether a change that gains `ns` is worth it; who is late has to be more than little in `lateness` only."""
-    return finding.kind == "late-rank" or is_worth_it(Gain(ns, 0.0, None), facts.window)
+    return finding.kind == "late-rank" or is_worth_it(ns, facts.window)
 
 
 def _tried(facts: Evidence, found: Sequence[Finding]) -> list[Finding]:

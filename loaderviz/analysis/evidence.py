@@ -19,7 +19,7 @@ import numpy as np
 
 from loaderviz import intervals, words
 from loaderviz.analysis import Gain
-from loaderviz.batches import HAND_OUT, LOADER_NEXT, WORKER_END, WORKER_START
+from loaderviz.batches import HAND_OUT, LOADER_NEXT, WORKER_START
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import (
     NONE,
@@ -177,7 +177,8 @@ class Evidence:
         window: tuple[int, int] | None = None,
         outside: Intervals | None = None,
     ) -> None:
-        self.asked, (device, _) = window, choose_device(timeline, device)
+        self.asked = window
+        device, _ = choose_device(timeline, device)
         self.cores = timeline.context.cores  # of the machine that was recorded; None if the timeline does not tell
         loop = Loop.of(timeline, device)
         if window is None:
@@ -1107,7 +1108,7 @@ class Evidence:
     def starting(self) -> float:
         """For how many ns the loop starts a worker, and ends it, as it is seen; 0 where it is not."""
         timeline = self.timeline
-        takes = timeline.named(WORKER_START.match) | timeline.named(WORKER_END.match)
+        takes = on_workers(timeline)
         many = sum(int(timeline.names[timeline.name[row]].split()[1]) for row in self._starts)
         return float((timeline.end - timeline.start)[takes].sum()) / many if many else 0.0
 
@@ -1202,9 +1203,9 @@ def in_few_steps(facts: Evidence, mask: Mask) -> tuple[str, str]:
     known = np.unique(facts.timeline.batch[facts.here | mask])
     if batches.max() >= known[known >= 0].min() + facts.steps / 2:
         return seen, ""
-    after = f"batch {int(batches.max()) + 1}"
-    marked = any(name.split(":")[0] == after for name in facts.timeline.names)
-    cut = f"timeline.from_batch({after.split()[1]})  # " if marked else "# record more steps: "
+    after = int(batches.max()) + 1
+    marked = any(name.split(":")[0] == f"batch {after}" for name in facts.timeline.names)
+    cut = f"timeline.from_batch({after})  # " if marked else "# record more steps: "
     return seen, f"{cut}a warm-up is paid once"
 
 
