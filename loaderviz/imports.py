@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.abc
+import inspect
 import multiprocessing.spawn
 import os
 import re
@@ -68,6 +69,11 @@ def around(original: Function, function: Function) -> Function:
         return function(original, *args, **options)
 
     return stand_in
+
+
+def bound(function: Function, /, *args: Any, **options: Any) -> inspect.BoundArguments:
+    """Return what a function of torch is called with, by the names of its parameters; `TypeError` for a wrong call."""
+    return inspect.signature(function).bind(*args, **options)
 
 
 # Modules as they are executed, and what a spawned process runs first

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, wraps
 from html import escape
 from itertools import pairwise
@@ -116,12 +116,13 @@ def states(timeline: Timeline, device: int | None = None) -> dict[str, Intervals
     check_timeline(timeline, "states()")
     start, end = window_of(timeline, None)
     device, _ = choose_device(timeline, device)
-    sets, parted = device_sets(timeline, start, end, device), rank_waits(timeline, start, end, device)
+    sets = device_sets(timeline, start, end, device)
+    waits, _ = rank_waits(timeline, start, end, device) or (NONE, NONE)
     layers = {
         "copy hidden": intervals.intersect(sets["kernels"], sets["copies"]),
         "copy exposed": sets["copies"],
         "compute": sets["compute"],
-        "waiting for ranks": parted[0] if parted else NONE,
+        "waiting for ranks": waits,
         "communication": sets["communication"],
         "other device work": sets["work"],
         "idle": np.array([[start, end]]),
@@ -220,11 +221,15 @@ def in_loop(timeline: Timeline, device: int) -> Mask:
     return timeline.select(lane=loop_lanes(timeline, device))
 
 
-def _waits(timeline: Timeline, start: int, end: int, loop: Mask) -> dict[str, Intervals]:
-    """When the loop's thread is blocked, by cause in words; only causes that occur."""
+def _within(judged: Intervals, timeline: Timeline, mask: Mask) -> Intervals:
+    return intervals.intersect(judged, intervals.union(timeline.start[mask], timeline.end[mask]))
+
+
+def _waits(timeline: Timeline, judged: Intervals, loop: Mask) -> dict[str, Intervals]:
+    """When the loop's thread is blocked in what is judged, by cause in words; only causes that occur."""
     blocked = loop & timeline.where(Kind.WAIT)
     names = {cause: cause.words for cause in list(Cause)[1:]} | {Cause.NONE: "cause not known"}
-    parts = {name: _covered(timeline, blocked & (timeline.cause == cause), start, end) for cause, name in names.items()}
+    parts = {name: _within(judged, timeline, blocked & (timeline.cause == cause)) for cause, name in names.items()}
     return {name: part for name, part in parts.items() if len(part)}
 
 
@@ -232,7 +237,6 @@ def _breakdown(
     timeline: Timeline, judged: Intervals, sets: dict[str, Intervals], waits: dict[str, Intervals], loop: Mask
 ) -> dict[str, int]:
     """Give every ns of what is judged to one entry: device work, then what the host does while the device is idle."""
-    start, end = window_of(timeline, None)
     layers = {
         "compute": sets["compute"],
         "communication exposed, waiting for other ranks": sets["waiting for ranks"],
@@ -240,9 +244,9 @@ def _breakdown(
         "copy exposed": sets["copies"],
         "other device work": sets["work"],
         **{f"idle: host blocked, {cause}": part for cause, part in waits.items()},
-        "idle: host starts workers": _covered(timeline, loop & timeline.named(WORKER_START.match), start, end),
-        "idle: host ends workers": _covered(timeline, loop & timeline.named(WORKER_END.match), start, end),
-        **{name: _covered(timeline, loop & timeline.where(*kinds), start, end) for name, kinds in _HOST_WORK.items()},
+        "idle: host starts workers": _within(judged, timeline, loop & timeline.named(WORKER_START.match)),
+        "idle: host ends workers": _within(judged, timeline, loop & timeline.named(WORKER_END.match)),
+        **{name: _within(judged, timeline, loop & timeline.where(*kinds)) for name, kinds in _HOST_WORK.items()},
         "idle: other": judged,
     }
     return {name: time for name, part in intervals.layers(judged, layers).items() if (time := intervals.length(part))}
@@ -753,19 +757,17 @@ class Summary:
     state, `outside` what belongs to no step of it and is left out; both are 0 with a window asked for. `compute` and
     `communication` are the time in which such a kernel runs, `kernels` that of either; `hidden_communication` is the
     part of it under compute kernels, `rank_wait` the part in which a collective is known to wait for other ranks (None:
-    there is one rank). `copy` is host-device copies (`h2d`,
-    `d2h`; D2D counts as work on the device), `hidden_copy` its part under any kernel, `overlap` that part as a share.
-    `busy` is the share of the window with any work on the device (None: the timeline has none), `idle` the rest in ns.
-    `host_blocked` gives the ns in
-    which the training loop's thread waits, by cause. `limit` is the longest of compute, H2D, D2H and what collectives
-    are known to move: the window if all else were hidden. How long the other collectives move is not known: at most
-    the limit is `limit_most`. `headroom` is window / limit. `breakdown` is exclusive and sums to the window. `batches`
-    and `samples` were handed out in the window. `step` is the mean time from the GPU's first kernel of a batch to that
-    of the next (without kernels from hand-out to hand-out; window / batches where that is not known either),
-    `samples_per_second` the samples of a batch in such a step. `copy_share` is the copy's share of the window (below
-    5 % overlap cannot pay). `bandwidth` maps a kind of copy to bytes per second. The fetch of a batch takes
-    `fetch_computes` ns on a core and `fetch_waits` ns that need none, such as for a disk or a network, and gives
-    `fetch_bytes`, on average.
+    there is one rank). `copy` is host-device copies (`h2d`, `d2h`; D2D counts as work on the device), `hidden_copy`
+    its part under any kernel, `overlap` that part as a share. `busy` is the share of the window with any work on the
+    device (None: the timeline has none), `idle` the rest in ns. `host_blocked` gives the ns in which the training
+    loop's thread waits, by cause. `limit` is the longest of compute, H2D, D2H and what collectives are known to move:
+    the window if all else were hidden. How long the other collectives move is not known: at most the limit is
+    `limit_most`. `headroom` is window / limit. `breakdown` is exclusive and sums to the window. `batches` and `samples`
+    were handed out in the window. `step` is the mean time from the GPU's first kernel of a batch to that of the next
+    (without kernels from hand-out to hand-out; window / batches where that is not known either), `samples_per_second`
+    the samples of a batch in such a step. `copy_share` is the copy's share of the window (below 5 % overlap cannot
+    pay). `bandwidth` maps a kind of copy to bytes per second. The fetch of a batch takes `fetch_computes` ns on a core
+    and `fetch_waits` ns that need none, such as for a disk or a network, and gives `fetch_bytes`, on average.
     """
 
     window: int
@@ -830,8 +832,7 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON: times in ns, shares 0..1, `None` for what was not measured."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        plain = {name: list(value) if isinstance(value, tuple) else deepcopy(value) for name, value in found.items()}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return plain | dict.fromkeys(_OF_DEVICE if self.busy is None else ())
 
     def __str__(self) -> str:
@@ -867,39 +868,50 @@ def summarize(
     start, end = window_of(timeline, loop.window if window is None else window)
     outside = NONE if window is not None else loop.outside(start, end)
     found = summary_of(loop, start, end, outside, samples, asked=window is not None)
-    return replace(found, unpriced=timeline.context.unpriced)
+    computes, waits, size = _fetch(timeline, start, end, device)
+    return replace(
+        found,
+        start_up=0 if window is not None or loop.cut else start - timeline.begin,
+        unpriced=timeline.context.unpriced,
+        fetch_computes=computes,
+        fetch_waits=waits,
+        fetch_bytes=size,
+    )
 
 
 def summary_of(
     loop: Loop, start: int, end: int, outside: Intervals, samples: int | None = None, *, asked: bool = True
 ) -> Summary:
-    """Return the Summary of the part between `start` and `end` [ns] of what a loop feeds, without what is `outside`."""
+    """Return the Summary of the part between `start` and `end` [ns] of what a loop feeds, without what is `outside`.
+
+    What is before it, what a fetch takes, and what is not priced, is not in it. `asked`: somebody wants this part.
+    """
     timeline, device = loop.timeline, loop.device
     judged = intervals.subtract(np.array([[start, end]]), outside)
-    parted = rank_waits(timeline, start, end, device)
-    sets = device_sets(timeline, start, end, device)
-    sets["waiting for ranks"], sets["moving"] = parted or (NONE, NONE)
-    waits = _waits(timeline, start, end, loop_spans := in_loop(timeline, device))
-    sets, waits = ({name: intervals.intersect(part, judged) for name, part in parts.items()} for parts in (sets, waits))
+    sets, parted = _judged_sets(loop, start, end, judged)
+    waits = _waits(timeline, judged, loop_spans := in_loop(timeline, device))
     lengths = {name: intervals.length(part) for name, part in sets.items()}
     span, copy, busy = intervals.length(judged), lengths["copies"], lengths["work"]
     hidden = intervals.length(intervals.intersect(sets["copies"], sets["kernels"]))
     seen = any(lane.group == "device" and lane.device == device for lane in timeline.lanes)
     limit = max(lengths[name] for name in ("compute", "h2d", "d2h", "moving"))
-    more: dict[str, Any] = {name: lengths[name] for name in ("compute", "communication", "kernels", "h2d", "d2h")}
-    more |= _fetch(timeline, start, end, device)
     batches, counted, step = _steps(loop, start, end, outside)
     if samples is None:
         samples = counted if counted is not None or asked or loop.first else timeline.context.samples
     return Summary(
         window=span,
+        compute=lengths["compute"],
+        communication=lengths["communication"],
+        kernels=lengths["kernels"],
         copy=copy,
+        h2d=lengths["h2d"],
+        d2h=lengths["d2h"],
         hidden_copy=hidden,
         exposed_copy=copy - hidden,
         overlap=_ratio(hidden, copy),
         busy=_ratio(busy, span) if seen else None,
         idle=span - busy,
-        host_blocked={cause: intervals.length(part) for cause, part in waits.items() if len(part)},
+        host_blocked={cause: intervals.length(part) for cause, part in waits.items()},
         limit=limit,
         headroom=_ratio(span, limit),
         batches=batches,
@@ -909,7 +921,6 @@ def summary_of(
         copy_share=_ratio(copy, span) if seen else None,
         breakdown=_breakdown(timeline, judged, sets, waits, loop_spans),
         bandwidth=_bandwidth(timeline, start, end, device),
-        start_up=0 if asked or loop.cut else start - timeline.begin,
         device=device,
         devices=devices_of(timeline),
         hidden_communication=intervals.length(intervals.intersect(sets["communication"], sets["compute"])),
@@ -917,8 +928,15 @@ def summary_of(
         moved=lengths["moving"],
         limit_most=max(limit, lengths["communication"] - lengths["waiting for ranks"]),
         outside=intervals.length(outside),
-        **more,
     )
+
+
+def _judged_sets(loop: Loop, start: int, end: int, judged: Intervals) -> tuple[dict[str, Intervals], bool]:
+    """Return when the device does what of what is judged, and whether its collectives were seen of several ranks."""
+    parted = rank_waits(loop.timeline, start, end, loop.device)
+    sets = device_sets(loop.timeline, start, end, loop.device)
+    sets["waiting for ranks"], sets["moving"] = parted or (NONE, NONE)
+    return {name: intervals.intersect(part, judged) for name, part in sets.items()}, parted is not None
 
 
 def utilization(timeline: Timeline, window_ns: int) -> tuple[Numbers, Floats]:
@@ -1029,20 +1047,27 @@ def _bandwidth(timeline: Timeline, start: int, end: int, device: int) -> dict[st
     return {name: float(nbytes) / float(taken) * 1e9 for name, (nbytes, taken) in sums.items()}
 
 
-def _fetch(timeline: Timeline, start: int, end: int, device: int) -> dict[str, Any]:
-    """Return what the fetch of a batch takes and gives, on average of those in the window; None: not known."""
+def giving(timeline: Timeline, fetches: Mask) -> Mask:
+    """Those of these fetches that give a batch, also one that nobody takes; the end of a stream gives none."""
+    given = fetches & ((timeline.batch >= 0) | (timeline.nbytes > 0))
+    return given if given.any() else fetches
+
+
+def fetch_times(timeline: Timeline, fetches: Mask) -> tuple[Ints, Ints]:
+    """Return for how long each of these fetches is on a core, and for how long it waits without one [ns]."""
+    time = (timeline.end - timeline.start)[fetches]
+    waits = np.minimum(timeline.waited[fetches], time)
+    return time - waits, waits
+
+
+def _fetch(timeline: Timeline, start: int, end: int, device: int) -> tuple[float | None, ...]:
+    """Return what the fetch of a batch takes, computing and waiting, and gives, on average; None: not known."""
     ranks = {timeline.lanes[lane].device for lane in loop_lanes(timeline, device)}
     mine = timeline.where(Kind.FETCH) & timeline.in_lanes(lambda lane: lane.device in ranks)
-    mine &= (timeline.end > start) & (timeline.start < end)
-    given = mine & (timeline.batch >= 0)
-    mine = given if given.any() else mine  # the end of a stream gives no batch
-    time, sizes = (timeline.end - timeline.start)[mine], timeline.nbytes[mine & (timeline.nbytes > 0)]
-    waits, is_known = np.minimum(timeline.waited[mine], time), timeline.context.origin != "file" and mine.any()
-    return {
-        "fetch_computes": float((time - waits).mean()) if is_known else None,
-        "fetch_waits": float(waits.mean()) if is_known else None,
-        "fetch_bytes": float(sizes.mean()) if len(sizes) else None,
-    }
+    mine = giving(timeline, mine & (timeline.end > start) & (timeline.start < end))
+    times = fetch_times(timeline, mine & (timeline.context.origin != "file"))
+    means = (*times, timeline.nbytes[mine & (timeline.nbytes > 0)])
+    return tuple(float(each.mean()) if len(each) else None for each in means)
 
 
 def _ratio(part: float, whole: Any) -> float | None:

@@ -469,12 +469,12 @@ def test_more_workers_are_no_help_where_they_wait_for_each_other(queued, more):
         loop.put(loop.main, Kind.WAIT, 600, batch, Cause.DATA.words, cause=Cause.DATA)
         loop.put(loop.stream, Kind.COMPUTE, 200, batch)
     timeline = loop.timeline()
-    finding, found = finding_of(timeline, "waiting-for-data"), waiting_for_data(Evidence(timeline))
+    finding, removal = finding_of(timeline, "waiting-for-data"), waiting_for_data(Evidence(timeline)).removal
     assert ("num_workers=" in finding.change) is more
     assert ("hold the lock for less" in finding.change and "data.py:7" in finding.evidence) is not more
     assert bool(finding.parameters) is more
     if not more:  # of a fetch of 1,590 µs; one of two workers has the lock for half of the time at least
-        assert found[1].waits == pytest.approx(1 - min(queued / 10, 0.5) * 1_590 / 1_500)
+        assert removal.waits == pytest.approx(1 - min(queued / 10, 0.5) * 1_590 / 1_500)
 
 
 def of_uneven_samples(in_order):
@@ -1570,7 +1570,7 @@ def logs(net, x):
 @pytest.mark.parametrize(
     ("kind", "step", "batches", "told"),
     [
-        ("restarts-workers", lambda net, x: x.sum(), "epochs", "persistent=True"),
+        ("restarts-workers", lambda net, x: x.sum(), "epochs", "without restarts-workers"),
         ("cuda-in-dataset", lambda net, x: net(x).sum(), "on the GPU", "without cuda-in-dataset"),
         ("other-work-in-loop", logs, "of the host", "without other-work-in-loop"),
     ],

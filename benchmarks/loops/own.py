@@ -154,10 +154,10 @@ def empties_the_cache(repaired: bool = False, **_: Any) -> None:
 
 
 @case("restarts-workers", hosts=EMULATED)
-def short_epochs(persistent: bool = False, workers: int = 4, **_: Any) -> None:
+def short_epochs(repaired: bool = False, workers: int = 4, **_: Any) -> None:
     """Workers are started anew in each of many short epochs."""
     data, device = TensorDataset(torch.zeros(12 * 64, 784)), case_device()
-    loader = DataLoader(data, 64, num_workers=workers, pin_memory=True, persistent_workers=persistent)
+    loader = DataLoader(data, 64, num_workers=workers, pin_memory=True, persistent_workers=repaired)
     net = network(784, 512).to(device)
     for _ in range(8):
         for (x,) in loader:

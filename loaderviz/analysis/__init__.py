@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from itertools import takewhile
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from loaderviz import words
 from loaderviz.timeline import Cause, Kind, Timeline
+
+if TYPE_CHECKING:
+    from loaderviz.analysis.evidence import Removal
 
 WORTH_IT = 1.03  # a gain of less than 3 % is not worth a change of the program
 SCHEMA = 1  # of `to_dict`
@@ -74,6 +77,21 @@ FindingKind = Literal[
     "nothing-to-gain",
 ]
 
+Remedy = Literal[  # what helps a loop that waits for data; the text of the change follows from it
+    "",  # what the finding's kind says
+    "workers",  # more of them
+    "some-workers",  # more, but nobody knows how many there are
+    "no-warm-up",  # the first batches are left out
+    "any-order",  # a batch is taken as soon as it is ready
+    "stock",  # more of them are made ahead, or workers are kept
+    "lock",  # workers hold it for less
+    "fewer-bytes",  # in a batch
+    "fewer-tensors",  # in a batch
+    "cheaper",  # samples that are prepared once
+    "one-epoch",  # as short as it is, the start of more workers is too long
+    "room",  # smaller batches, for there is no memory for more
+]
+
 
 @dataclass(frozen=True)
 class Gain:
@@ -105,12 +123,12 @@ class Gain:
         return f"up to {time} ({words.share(self.share)})"
 
 
-NO_GAIN = Gain(0, 0.0, None)
+NO_GAIN, ONCE = Gain(0, 0.0, None), Gain(0, 0.0, None, once=True)
 
 
-def is_worth_it(gain: Gain, window: int) -> bool:
-    """Tell whether the loop would be at least 3 % faster."""
-    return gain.ns > 0 and window >= WORTH_IT * (window - gain.ns)
+def is_worth_it(gain: int, window: int) -> bool:
+    """Tell whether a loop that takes `window` ns would be at least 3 % faster with this gain [ns]."""
+    return gain > 0 and window >= WORTH_IT * (window - gain)
 
 
 @dataclass(frozen=True)
@@ -133,9 +151,9 @@ class Finding:
     """One thing that costs time: what kind of thing, the evidence in numbers, the line of code to change, the gain.
 
     `expected_gain` is an upper bound; it is 0 for what is paid once and for a finding that nothing can be gained.
-    `parameters` are the change as arguments of `what_if` (`persistent`: the DataLoader keeps its workers), empty where
-    a line has to be written anew. `predicted` is the timeline of the loop with the change; None where it could not be
-    replayed.
+    `parameters` are the change as arguments of `what_if`, empty where a line has to be written anew; what that line
+    takes away is `removal`. `predicted` is the timeline of the loop with the change; None where it could not be
+    replayed. `remedy` says which of several changes it is.
     """
 
     kind: FindingKind
@@ -145,12 +163,14 @@ class Finding:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     predicted: Timeline | None = field(default=None, compare=False, repr=False)
     subject: Subject = field(default=Subject(), repr=False)
+    removal: Removal | None = field(default=None, compare=False, repr=False)
+    remedy: Remedy = field(default="", compare=False, repr=False)
 
     @property
     def asked(self) -> str:
         """What was replayed, as a call."""
         given = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
-        return f"what_if({given})" if given and "persistent" not in self.parameters else "a replay without it"
+        return f"what_if({given})" if given else "a replay without it"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON: times in ns, `null` for what is not known."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from loaderviz import intervals, words
-from loaderviz.analysis import NO_GAIN, WORTH_IT, Advice, Finding, FindingKind, Gain, Subject, is_worth_it
+from loaderviz.analysis import NO_GAIN, ONCE, WORTH_IT, Advice, Finding, Gain, Remedy, Subject, is_worth_it
 from loaderviz.analysis.evidence import (
     ANOMALY,
     FINITE,
@@ -24,7 +24,6 @@ from loaderviz.analysis.evidence import (
     SPARE,
     Evidence,
     Floor,
-    Removal,
     a_step,
     describe_copies,
     duration,
@@ -81,9 +80,6 @@ def verdict(pinned: Summary, prefetch: Summary) -> str:
     return facts + (CANNOT_PAY if waits_for_the_host(pinned) else "Overlap does not pay here.")
 
 
-Tried = tuple[Finding, Removal | None]  # a line that is written anew takes something away
-Found = Finding | Tried | None
-
 # Findings about copies to the GPU: pageable, not hidden, too many, or there at all. A function looks at the `Evidence`
 # and returns one Finding, or None if it does not apply: what it saw in numbers, the line of code that changes it, the
 # bound of the gain, and the spans that a picture points to. Whether it is worth the work is decided by `advise`.
@@ -101,7 +97,7 @@ _MEMORY = Subject((Kind.WAIT,), (Cause.ALLOCATION, Cause.PAGE_LOCKING))
 _COLLECTIVES = Subject((Kind.COMMUNICATION,))
 
 
-def pageable_copy(facts: Evidence) -> Found:
+def pageable_copy(facts: Evidence) -> Finding | None:
     """Copies to the GPU from pageable memory: they go through a staging buffer and block the host (R1, R7)."""
     copies = facts.pageable
     if not copies.any():
@@ -148,11 +144,10 @@ def _makes_its_own(facts: Evidence) -> bool:
     return bool(facts.pageable.any()) and 2 * _carried(facts, facts.converted[0]) > _carried(facts, facts.pageable)
 
 
-def _converted(facts: Evidence, copies: Mask, makers: Mask) -> Tried:
+def _converted(facts: Evidence, copies: Mask, makers: Mask) -> Finding:
     """What is copied is a new tensor, made by `.float()` or arithmetic in the loop: that the loader pins is no help."""
-    fetched = facts.timeline.nbytes[facts.fetches & (facts.timeline.nbytes > 0)]
     size = _carried(facts, facts.batch_copies) / max(1, facts.steps or 1)
-    shrink = min(1.0, float(fetched.mean()) / size) if len(fetched) and facts.steps else 1.0
+    shrink = min(1.0, facts.batch_bytes / size) if facts.batch_bytes and facts.steps else 1.0
     left, known = _if_pinned(facts, copies)
     begins = np.minimum(facts.first + facts.launch_time, facts.last)[makers]  # they are still launched then
     making = intervals.union(begins, facts.last[makers])
@@ -172,10 +167,11 @@ def _converted(facts: Evidence, copies: Mask, makers: Mask) -> Tried:
         f"# and then {names}, on the GPU: after the copy",
         gain,
         subject=_PAGEABLE,
-    ), facts.removal(making, shrink=shrink, pinned=True)
+        removal=facts.removal(making, shrink=shrink, pinned=True),
+    )
 
 
-def cuda_in_dataset(facts: Evidence) -> Found:
+def cuda_in_dataset(facts: Evidence) -> Finding | None:
     """The data set, or its collate function, moves its samples to the GPU: a worker process could not."""
     copies = facts.in_dataset
     if not copies.any():
@@ -192,10 +188,11 @@ def cuda_in_dataset(facts: Evidence) -> Found:
         'batch = batch.to("cuda", non_blocking=True)  # with DataLoader(..., num_workers=..., pin_memory=True)',
         gain,
         subject=_COPIES,
-    ), facts.removal(inside, facts.calls(copies), joined=min(len(sizes), MANY))
+        removal=facts.removal(inside, facts.calls(copies), joined=min(len(sizes), MANY)),
+    )
 
 
-def index_on_host(facts: Evidence) -> Found:
+def index_on_host(facts: Evidence) -> Finding | None:
     """A tensor of the GPU is indexed from host memory: each time a blocking copy of the index (R46, R30)."""
     copies = facts.index_copies
     if not copies.any():
@@ -211,7 +208,8 @@ def index_on_host(facts: Evidence) -> Found:
         'order = torch.randperm(len(x)).to("cuda")  # once an epoch; then x[rows] for rows in order.split(size)',
         gain,
         subject=_COPIES,
-    ), facts.removal(inside, facts.calls(copies) | facts.synchronizes(copies))
+        removal=facts.removal(inside, facts.calls(copies) | facts.synchronizes(copies)),
+    )
 
 
 def copy_not_hidden(facts: Evidence) -> Finding | None:
@@ -235,7 +233,7 @@ def copy_not_hidden(facts: Evidence) -> Finding | None:
     return Finding("copy-not-hidden", seen, change, gain, {"prefetch": 2}, subject=_COPIES)
 
 
-def wide_dtype(facts: Evidence) -> Found:
+def wide_dtype(facts: Evidence) -> Finding | None:
     """Bytes that travel as floats or whole numbers of 32 or 64 bits; or floats of 64 bits, where 32 are usual."""
     copies, faults = facts.batch_copies, facts.timeline.context.faults
     known = copies.any() and {"wide-dtype", "float64"} & {*faults}
@@ -257,7 +255,7 @@ def wide_dtype(facts: Evidence) -> Found:
     )  # a batch is made and pinned sooner
     gain = facts.gain(round(facts.length(copies) * less) + fewer, f"{part}, and of what loads", Floor(0, ""))
     told = f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: {seen}"
-    return Finding("wide-dtype", told, change, gain, subject=_COPIES), facts.removal(shrink=share)
+    return Finding("wide-dtype", told, change, gain, subject=_COPIES, removal=facts.removal(shrink=share))
 
 
 def restarts_iterator(facts: Evidence) -> Finding | None:
@@ -307,7 +305,6 @@ def restarts_workers(facts: Evidence) -> Finding | None:
         f"their first batches take {words.duration(intervals.length(cost))} ({where(facts, starts)})",
         "loader = DataLoader(..., persistent_workers=True)  # and the same loader in each epoch",
         gain,
-        {"persistent": True},
         subject=_DATA,
     )
 
@@ -339,7 +336,7 @@ def page_faults(facts: Evidence) -> Finding | None:
     )
 
 
-def many_small_copies(facts: Evidence) -> Found:
+def many_small_copies(facts: Evidence) -> Finding | None:
     """Several copies a step that last as long as their latency: one copy of the joined bytes would do (R22)."""
     timeline = facts.timeline
     copies = facts.batch_copies & ~facts.in_dataset & (timeline.nbytes > 0) & (timeline.end > timeline.start)
@@ -361,7 +358,8 @@ def many_small_copies(facts: Evidence) -> Found:
         'flat = torch.cat([part.flatten() for part in parts]).to("cuda", non_blocking=True)  # split it there',
         gain,
         subject=_COPIES,
-    ), facts.removal(joined=1)
+        removal=facts.removal(joined=1),
+    )
 
 
 def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
@@ -380,7 +378,7 @@ def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
     direct = intervals.length(loading) + facts.exposed(copies)
     gain = facts.bound(direct, "all that loading costs", copies, 0, host=loading, supply=False)
     left = best - (facts.window - gain.ns)  # what even a perfect loader that copies cannot gain
-    if workers_help and not is_worth_it(Gain(max(0, left), 0.0, None), best):
+    if workers_help and not is_worth_it(left, best):
         return None
     others = intervals.length(intervals.subtract(loading, facts.getting))
     why = (
@@ -512,11 +510,8 @@ def late_rank(facts: Evidence) -> Finding | None:
 LAUNCH = 100_000  # ns of the host for a kernel; with more it is not the launching that takes so long
 SATURATED = 0.9  # busy so much of the time, it is the bottleneck
 NEARLY = 0.7  # workers that are busy so much, while the loop waits in most steps: more of them are tried
-CHEAPER = "prepare the samples once and store them, or keep the data set on the GPU"
 MOST_OF_IT = 0.5  # of the fetches
 QUEUED = 0.2  # of the fetches' time: so long do workers wait for one lock only where it is hardly ever free
-AS_READY = "loader = DataLoader(..., in_order=False)  # batches come as they are ready, so the order changes"
-AT_LOCK = "# more workers do not help: hold the lock for less, or give each worker a file or connection of its own"
 # ns a byte of a batch: to read it takes 1 or 2, with many small files 50; only far more bytes, or Python, take so long
 SLOW_BYTES = {Cause.READ: 100, Cause.COLLATE: 40}
 FAR_MORE, LITTLE = 10, 100_000  # times the bytes of a batch; so many bytes are read of files in next to no time
@@ -550,7 +545,7 @@ def _at_line(facts: Evidence) -> str:
     cause, line, share = facts.fetch_place
     if cause in (Cause.NONE, Cause.THREAD) or share < MOST_OF_IT:
         return ""
-    waits = facts.fetch.waits / max(1.0, facts.fetch.waits + facts.fetch.computes)
+    waits = 1 - facts.fetch.on_core
     core = f", and {words.share(waits)} of the time takes no core" if waits > 0.1 else ""
     return f"; most of a fetch is {cause.words}{f' in {line}' if line else ''}{core}"
 
@@ -609,7 +604,7 @@ def fetch_in_loop(facts: Evidence) -> Finding | None:
     )
 
 
-def waiting_for_data(facts: Evidence) -> Found:
+def waiting_for_data(facts: Evidence) -> Finding | None:
     """The loop waits for the workers or for the pin thread while the GPU has nothing to do."""
     waits = facts.waiting(Cause.DATA)
     starved = intervals.intersect(facts.covered(waits), facts.idle)
@@ -618,61 +613,61 @@ def waiting_for_data(facts: Evidence) -> Found:
     floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
     gain = facts.gain(facts.length(waits), "the waits for data", *floors, facts.workers_floor())
     within = intervals.covered_within(starved, facts.first, facts.last)
-    seen, change, number = _behind(facts, gain, waits & (within > 0))
-    if change in (FEWER_BYTES, FEWER_TENSORS):  # the pin thread has less to do then, and so have the workers
+    starving = waits & (within > 0)
+    seen, remedy, number = _behind(facts, gain, starving)
+    if remedy in ("fewer-bytes", "fewer-tensors"):  # the pin thread has less to do then, and so have the workers
         gain = facts.gain(facts.length(waits), "the waits for data", *floors[:2])
     time = duration(facts, intervals.length(starved))
     idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
-    finding = Finding(
+    removal = facts.removal(even=True) if remedy == "any-order" else None
+    if remedy == "lock" and facts.queued:  # one worker alone waits for nobody: what it would gain was not replayed
+        removal = facts.removal(waits=facts.unlocked)
+    return Finding(
         "waiting-for-data",
         f"the loop waits {duration(facts, facts.length(waits))} for its next batch{idle} "
         f"({where(facts, waits)}); {seen}{_at_line(facts)}{_room(facts, number)}"
         f"{too_slow(facts, *floors) if number else ''}{_starting(facts, number, gain)}",
-        change,
+        REMEDIES[remedy].format(number=number, pin=_pin(facts), leave_out=in_few_steps(facts, starving)[1]),
         gain,
         _workers(facts, number),
         subject=_DATA,
+        removal=removal,
+        remedy=remedy,
     )
-    if change is AS_READY:
-        return finding, facts.removal(even=True)
-    if change is AT_LOCK and facts.queued:  # one worker alone waits for nobody: what it would gain was not replayed
-        return finding, facts.removal(waits=facts.unlocked)
-    return finding
 
 
-def slow_line(facts: Evidence) -> Found:
+_MAP_IT = "# map the file: numpy.load(path, mmap_mode='r'); or read only what the sample needs, such as with seek()"
+_STACK_IT = "# make tensors in __getitem__, and stack them at once: torch.stack, pad_sequence, or numpy on all samples"
+_COLLATES = "joining samples", "that is Python's work on each sample"
+
+
+def slow_line(facts: Evidence) -> Finding | None:
     """One line takes most of each fetch: it reads far more than it gives, or makes batches in Python."""
     cause, line, share = facts.fetch_place
-    kinds: dict[Cause, FindingKind] = {Cause.READ: "reads-too-much", Cause.COLLATE: "collate-in-python"}
-    mine = facts.timeline.where(Kind.FETCH) & (facts.timeline.nbytes > 0)
-    size = float(facts.timeline.nbytes[mine].mean()) if mine.any() else 0.0
-    late = intervals.length(facts.getting)
-    if not (cause in kinds and share >= MOST_OF_IT and size and late):
+    size, late, reads = facts.batch_bytes, intervals.length(facts.getting), cause == Cause.READ
+    if not (cause in SLOW_BYTES and share >= MOST_OF_IT and size and late):
         return None
-    read = facts.timeline.context.usage.get("read", 0) if cause == Cause.READ else 0
+    read = facts.timeline.context.usage.get("read", 0) if reads else 0
     if read < FAR_MORE * max(size, LITTLE) if read else facts.fetch.computes < SLOW_BYTES[cause] * size:
         return None
     what = "what this line takes of the fetches that the loop waits for"
     gain = facts.bound(late, what, host=facts.getting, supply=False)
-    each = words.duration(share * (facts.fetch.computes + facts.fetch.waits))
-    told, change = {
-        Cause.READ: (
-            f"reading {f'{words.size(read)} of files' if read else 'files'} takes {each} for a batch of "
-            f"{words.size(size)}: so few bytes are read far sooner",
-            "# map the file: numpy.load(path, mmap_mode='r'); or read only what the sample needs, such as with seek()",
-        ),
-        Cause.COLLATE: (
-            f"joining samples takes {each} for a batch of {words.size(size)}: that is Python's work on each sample",
-            "# make tensors in __getitem__, and stack them at once: torch.stack, pad_sequence, or numpy on all samples",
-        ),
-    }[cause]
-    seen = f"{line or 'The data set'}: {told} ({words.share(share)} of the time of the fetches)"
-    finding = Finding(kinds[cause], seen, change, gain, subject=Subject((Kind.FETCH,)))
-    # What a batch made in another way takes, nobody knows; to read next to nothing takes next to nothing
-    return (finding, facts.removal(fetch=1 - share)) if cause == Cause.READ else finding
+    each = words.duration(share * facts.fetch.takes)
+    files = f"{words.size(read)} of files" if read else "files"
+    what, why = (f"reading {files}", "so few bytes are read far sooner") if reads else _COLLATES
+    return Finding(
+        "reads-too-much" if reads else "collate-in-python",
+        f"{line or 'The data set'}: {what} takes {each} for a batch of {words.size(size)}: {why} ({words.share(share)} "
+        "of the time of the fetches)",
+        _MAP_IT if reads else _STACK_IT,
+        gain,
+        subject=Subject((Kind.FETCH,)),
+        # What a batch made in another way takes, nobody knows; to read next to nothing takes next to nothing
+        removal=facts.removal(fetch=1 - share) if reads else None,
+    )
 
 
-def uneven_workers(facts: Evidence) -> Found:
+def uneven_workers(facts: Evidence) -> Finding | None:
     """One worker's batches take far longer than those of the others, and the loop takes batches in turn."""
     timeline, waits, by_lane = facts.timeline, facts.waiting(Cause.DATA), facts.timeline.by_lane()
     lasts = timeline.end - timeline.start
@@ -692,7 +687,8 @@ def uneven_workers(facts: Evidence) -> Found:
         "# let slow samples come to all workers in turn: shuffle, or another order; or DataLoader(..., in_order=False)",
         _without_waits(facts, waits),
         subject=_DATA,
-    ), facts.removal(even=True)
+        removal=facts.removal(even=True),
+    )
 
 
 def workers_cost_more(facts: Evidence) -> Finding | None:
@@ -875,7 +871,7 @@ _SYNCHRONIZES = {  # what to change, by what the host waits for
 }
 
 
-def synchronizes_each_step(facts: Evidence) -> Found:
+def synchronizes_each_step(facts: Evidence) -> Finding | None:
     """`.item()`, `.cpu()`, `print` or a synchronise in each step: the host cannot run ahead (R25)."""
     calls, results = facts.synchronizes(None), facts.mask(Kind.COPY_D2H) & ~facts.migrations
     if not calls.any():  # a plain cudaMemcpy waits itself
@@ -908,7 +904,8 @@ def synchronizes_each_step(facts: Evidence) -> Found:
         _SYNCHRONIZES[asked],
         gain,
         subject=Subject((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
-    ), facts.removal(either(inside, facts.covered(host)), waits | mates)
+        removal=facts.removal(either(inside, facts.covered(host)), waits | mates),
+    )
 
 
 def anomaly_mode(facts: Evidence) -> Finding | None:
@@ -1024,13 +1021,9 @@ def cores_taken(facts: Evidence) -> Finding | None:
 
 def cold_cache(facts: Evidence) -> Finding | None:
     """What is read comes from the disk itself: the first epoch, or a data set larger than the memory."""
-    nbytes = facts.timeline.context.usage.get("disk", 0)
-    size = facts.timeline.nbytes[facts.fetches]
-    if (
-        not (len(size) and nbytes)
-        or nbytes < COLD * size.mean()
-        or intervals.length(facts.getting) < UNTRIED * facts.window
-    ):
+    nbytes, waited = facts.timeline.context.usage.get("disk", 0), intervals.length(facts.getting)
+    is_cold = facts.fetches.any() and nbytes and nbytes >= COLD * facts.batch_bytes
+    if not is_cold or waited < UNTRIED * facts.window:
         return None
     return Finding(
         "cold-cache",
@@ -1132,7 +1125,7 @@ def outlier_fetch(facts: Evidence) -> Finding | None:
     """A fetch that takes far longer than all others: it says nothing about a step, and none is charged for it."""
     timeline, far = facts.timeline, facts.marked.outliers(facts.start, facts.end)
     lost = intervals.length(intervals.intersect(facts.outside, intervals.union(timeline.start[far], timeline.end[far])))
-    if not is_worth_it(Gain(lost, 0.0, None), facts.end - facts.start):
+    if not is_worth_it(lost, facts.end - facts.start):
         return None
     others = timeline.where(Kind.FETCH) & ~far & (timeline.start >= facts.start) & (timeline.start < facts.end)
     usual = float(np.median((timeline.end - timeline.start)[others]))
@@ -1143,7 +1136,7 @@ def outlier_fetch(facts: Evidence) -> Finding | None:
         f"the loop loses {words.duration(lost)}. That is no cost of a step, but a garbage collection, say, or a first "
         "read from the disk. The steps are judged without it",
         "",
-        Gain(0, 0.0, None, once=True),
+        ONCE,
         subject=Subject((Kind.FETCH,)),
     )
 
@@ -1216,7 +1209,7 @@ REPLAY = (
 )
 
 
-def other_work_in_loop(facts: Evidence) -> Found:
+def other_work_in_loop(facts: Evidence) -> Finding | None:
     """A line that is no training, such as a log, a checkpoint or a report, while the GPU has nothing to do."""
     if not facts.here.any():
         return _seen_on_cpu(facts)
@@ -1237,7 +1230,8 @@ def other_work_in_loop(facts: Evidence) -> Found:
         f"# do what stands in {place} less often, or in another thread or process",
         gain,
         subject=Subject(time="idle"),
-    ), facts.removal(when, mine)
+        removal=facts.removal(when, mine),
+    )
 
 
 def _alternate(facts: Evidence, mine: Ints, others: Ints) -> bool:
@@ -1265,7 +1259,7 @@ def _in_rows(timeline: Timeline, rows: Ints, single: Mask) -> Mask:
     return found
 
 
-def one_by_one(facts: Evidence) -> Found:
+def one_by_one(facts: Evidence) -> Finding | None:
     """Operators that go through a list of tensors one by one, such as an optimizer: torch has calls for all at once."""
     timeline, steps, kernels = facts.timeline, facts.rounds or 0, int(facts.mask(*KERNELS).sum())
     optimizing = facts.loop & timeline.named(OPTIMIZER_STEP.match)
@@ -1313,10 +1307,11 @@ def one_by_one(facts: Evidence) -> Found:
         change,
         facts.bound(direct, "the GPU's idle time in their lines, and their kernels", work, 0, host=every),
         subject=Subject(time="idle"),
-    ), facts.removal(when, gone | work)
+        removal=facts.removal(when, gone | work),
+    )
 
 
-def host_bound(facts: Evidence) -> Found:
+def host_bound(facts: Evidence) -> Finding | None:
     """The GPU is idle because the host does not launch fast enough: kernels shorter than their launch (R23)."""
     parts = {where: facts.summary.breakdown.get(f"idle: {name}", 0) for name, where in _WHERE.items()}
     first_calls = _first_calls(facts, waiting=False)
@@ -1335,8 +1330,7 @@ def host_bound(facts: Evidence) -> Found:
     split = ", ".join(f"{words.duration(time)} {name}" for name, time in parts.items() if time)
     split += f"; first calls, {words.duration(first)}, are left out" if first else ""
     overlap = copy_not_hidden(facts) or pageable_copy(facts)
-    overlap = overlap[0] if isinstance(overlap, tuple) else overlap
-    hides = overlap is not None and is_worth_it(overlap.expected_gain, facts.window)
+    hides = overlap is not None and is_worth_it(overlap.expected_gain.ns, facts.window)
     pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
     gap, place = longest_gap(facts, first_calls)
     waits, asks = facts.waits_inside, dict[str, Any]()
@@ -1360,8 +1354,8 @@ def host_bound(facts: Evidence) -> Found:
         pays,
     )
     seen = ". ".join(filter(None, sentences))
-    finding = Finding("host-bound", seen, change, gain, asks, subject=Subject(time="idle"))
-    return (finding, facts.removal(calls=waits, graphs=True)) if launches and not asks else finding
+    removal = facts.removal(calls=waits, graphs=True) if launches and not asks else None
+    return Finding("host-bound", seen, change, gain, asks, subject=Subject(time="idle"), removal=removal)
 
 
 def start_up(facts: Evidence) -> Finding | None:
@@ -1383,7 +1377,7 @@ def start_up(facts: Evidence) -> Finding | None:
         f"{words.duration(before)} of {words.duration(timeline.duration)} pass before {first}{longest}. This time "
         "is not judged",
         change if facts.lanes_of("worker") else "",
-        Gain(0, 0.0, None, once=True),
+        ONCE,
         subject=Subject(time="start-up"),
     )
 
@@ -1403,7 +1397,7 @@ def warm_up(facts: Evidence) -> Finding | None:
         f"{words.duration(time)} of {words.duration(facts.window)} are what is usually paid once: {'; '.join(seen)}. "
         "Fewer than two steps are marked, so nothing tells whether it comes back",
         "# record later steps and mark them: schedule=torch.profiler.schedule(wait=5, warmup=1, active=5), prof.step()",
-        Gain(0, 0.0, None, once=True),
+        ONCE,
     )
 
 
@@ -1420,7 +1414,7 @@ def short_window(facts: Evidence) -> Finding | None:
         f"{words.count(number, 'worker')} began only {begun} of the {words.count(made, 'batch')} of these "
         "steps in this time, and all others before it. So it does not show whether they keep up with the loop",
         f"# record at least {made - begun + 3 * number} steps",
-        Gain(0, 0.0, None),
+        NO_GAIN,
     )
 
 
@@ -1437,7 +1431,7 @@ def unpriced(facts: Evidence) -> Finding | None:
         "so the loader is slower than this timeline shows it, and the other findings may be wrong",
         f"with loaderviz.costs({', '.join(given[kind] for kind in kinds)}):  # around it, in the data set\n"
         '# or record(host="auto"), which measures it',
-        Gain(0, 0.0, None),
+        NO_GAIN,
     )
 
 
@@ -1490,22 +1484,18 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
         return Finding("no-gpu-work", text, f"# {'; '.join(missing)}" if missing else "", NO_GAIN)
     overlap = summary.overlap
     copy = "no host-device copies" if overlap is None else f"{words.share(overlap)} of the copy is hidden"
-    text = (
-        f"kernels run {words.share(summary.kernels / facts.window)} of the window, {copy}, the GPU is idle "
+    run = (
+        f"{words.share(summary.kernels / facts.window)} of the window, {copy}, the GPU is idle "
         f"{words.share(1 - (summary.busy or 0))}: {summary.away}"
     )
     if unseen := facts.unseen or "; ".join(facts.timeline.context.missing):
-        return Finding(
-            "work-not-seen",
-            f"{unseen}. Kernels are seen {text.removeprefix('kernels run ')}",
-            _recording(facts),
-            NO_GAIN,
-        )
+        return Finding("work-not-seen", f"{unseen}. Kernels are seen {run}", _recording(facts), NO_GAIN)
+    text = f"kernels run {run}"
     if not facts.loop.any() and facts.window >= WORTH_IT * summary.limit:
         return Finding("cause-not-seen", f"{text}. The timeline has no host lane that would tell why", "", NO_GAIN)
     small = max(found, key=lambda finding: finding.expected_gain.ns, default=None)
     if small is not None and small.expected_gain.ns:
-        tried = is_worth_it(small.expected_gain, facts.window)
+        tried = is_worth_it(small.expected_gain.ns, facts.window)
         why = "but in a replay its change gains less than 3 %" if tried else "not worth a change"
         text += f". The largest gain that is left is {small.kind}, {small.expected_gain}: {why}"
     if summary.kernels >= SATURATED * facts.window:
@@ -1522,26 +1512,37 @@ def _pin_thread_is_full(facts: Evidence) -> bool:
     return facts.busy(pin) > max(busy * len(workers) / places, SATURATED)
 
 
-# A stock helps where the batches are there in time on average; no replay has one of another size
-STOCK = (
-    "loader = DataLoader(..., prefetch_factor=8)  # if some batches take longer: so many are ordered of each worker\n"
-    "loader = DataLoader(..., persistent_workers=True)  # if the waits are at the beginning of an epoch"
-)
-FEWER_BYTES = "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU"
-FEWER_TENSORS = "# more workers do not help: send fewer tensors; join them in collate_fn, and split them on the GPU"
-AT_BEST = "", FEWER_BYTES, FEWER_TENSORS, STOCK  # changes of which it is not known that they help
+CHEAPER = "prepare the samples once and store them, or keep the data set on the GPU"
+NO_MORE = "# more workers do not help"
+REMEDIES: dict[Remedy, str] = {  # as lines of code; so many workers, and whether they pin, are put in
+    "workers": "loader = DataLoader(..., num_workers={number}{pin})",
+    "some-workers": "loader = DataLoader(..., num_workers=...)  # more than now",
+    "no-warm-up": "{leave_out}",
+    "any-order": "loader = DataLoader(..., in_order=False)  # batches come as they are ready, so the order changes",
+    # helps where the batches are there in time on average; no replay has a stock of another size
+    "stock": (
+        "loader = DataLoader(..., prefetch_factor=8)  # if some batches take longer: so many are ordered of each "
+        "worker\nloader = DataLoader(..., persistent_workers=True)  # if the waits are at the beginning of an epoch"
+    ),
+    "lock": f"{NO_MORE}: hold the lock for less, or give each worker a file or connection of its own",
+    "fewer-bytes": f"{NO_MORE}: make the batches fewer bytes, or keep the data set on the GPU",
+    "fewer-tensors": f"{NO_MORE}: send fewer tensors; join them in collate_fn, and split them on the GPU",
+    "cheaper": f"{NO_MORE}: {CHEAPER}",
+    "one-epoch": f"{NO_MORE} in so short an epoch: persistent_workers=True starts these once",
+    "room": "# more workers do not fit: make the batches fewer bytes, such as uint8, or smaller",
+}
+AT_BEST = "fewer-bytes", "fewer-tensors", "stock"  # it is not known that they help
 
 
 def _workers(facts: Evidence, number: int | None) -> dict[str, Any]:
     return {"workers": number} | ({"pinned": True} if _pin(facts) else {}) if number else {}
 
 
-def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | None]:
-    """Say who keeps the loop waiting, and what to change: so many workers, or less for the pin thread to do."""
+def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, Remedy, int | None]:
+    """Say who keeps the loop waiting; return also what helps, and with how many workers, if it is more of them."""
     workers, pin = facts.lanes_of("worker"), facts.lanes_of("pin")
     if not workers:
-        more = "loader = DataLoader(..., num_workers=...)  # more than now"
-        return "its workers are not in this timeline", more, None
+        return "its workers are not in this timeline", "some-workers", None
     busy, places = facts.busy(workers), min(len(workers), facts.cores or len(workers))
     many = words.count(len(workers), "worker") + facts.which_loader
     seen = f"{many} {'fetch' if len(workers) > 1 else 'fetches'} {words.share(busy)} of the time"
@@ -1551,28 +1552,30 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
         seen += f", the pin thread pins for {words.share(facts.busy(pin))} of it, and there is only one (R45)"
         return seen, _less_to_pin(facts), None
     if busy > NEARLY and (waits_at := _at_lock(facts)):
-        return f"{seen}, and {waits_at}", AT_LOCK, None
+        return f"{seen}, and {waits_at}", "lock", None
     waiting |= facts.take_turns
     if busy < SATURATED and not facts.take_turns and (told := _seldom(facts, seen, waits, busy > NEARLY)):
         return *told, None
     if not facts.more_workers or facts.take_turns:
-        turns = f", and {_cores(facts)}: {'they take turns' if waiting else 'more workers would take turns'}"
-        full, change = _room(facts, len(workers)), f"# more workers do not help: {CHEAPER}"
-        if full:
-            change = "# more workers do not fit: make the batches fewer bytes, such as uint8, or smaller"
-        elif facts.epoch and SPARE * len(workers) < facts.useful_workers and not facts.lock_is_taken:
-            short = f"an epoch has {math.ceil(facts.epoch):,} batches"
-            turns = f", and {short}: more workers take longer to start than they save"
-            change = "# more workers do not help in so short an epoch: persistent_workers=True starts these once"
-        return f"{seen}{full or turns}", change, None
-    number = max(facts.workers_for(gain) or 0, len(workers) + 1)
-    return seen, f"loader = DataLoader(..., num_workers={number}{_pin(facts)})", number
+        why, remedy = _no_more(facts, len(workers), waiting)
+        return f"{seen}{why}", remedy, None
+    return seen, "workers", max(facts.workers_for(gain) or 0, len(workers) + 1)
 
 
-def _less_to_pin(facts: Evidence) -> str:
+def _no_more(facts: Evidence, number: int, waiting: bool) -> tuple[str, Remedy]:
+    """Say why more than this number of workers, which may be `waiting` for cores, do not help; return what does."""
+    if full := _room(facts, number):
+        return full, "room"
+    if facts.epoch and SPARE * number < facts.useful_workers and not facts.lock_is_taken:
+        short = f"an epoch has {math.ceil(facts.epoch):,} batches"
+        return f", and {short}: more workers take longer to start than they save", "one-epoch"
+    return f", and {_cores(facts)}: {'they take turns' if waiting else 'more workers would take turns'}", "cheaper"
+
+
+def _less_to_pin(facts: Evidence) -> Remedy:
     """What makes the pin thread's work less: of many small tensors each one has its price, whatever bytes it has."""
-    tensors, sizes = facts.timeline.context.usage.get("tensors", 0), facts.timeline.nbytes[facts.fetches]
-    return FEWER_TENSORS if tensors >= MANY_SENT and sizes.mean() < tensors * SMALL else FEWER_BYTES
+    tensors = facts.timeline.context.usage.get("tensors", 0)
+    return "fewer-tensors" if tensors >= MANY_SENT and facts.batch_bytes < tensors * SMALL else "fewer-bytes"
 
 
 def _at_lock(facts: Evidence) -> str:
@@ -1581,31 +1584,32 @@ def _at_lock(facts: Evidence) -> str:
     place = place or facts.fault("shared-lock") or ""
     at = place and f" in {place}"
     if seen > QUEUED:
-        share = facts.queued / (facts.fetch.computes + facts.fetch.waits)
+        share = facts.queued / facts.fetch.takes
         return f"for {words.share(share)} of it they wait for each other{at}"
     if facts.lock_is_taken:
         return f"each batch needs the lock{at} for {words.duration(facts.locked)}, and one fetch has it at a time"
     return ""
 
 
-def _seldom(facts: Evidence, seen: str, waits: Mask, nearly: bool) -> tuple[str, str] | None:
-    """Say when workers that are not busy all the time are behind, and what to change; None: they give all they can."""
+def _seldom(facts: Evidence, seen: str, waits: Mask, nearly: bool) -> tuple[str, Remedy] | None:
+    """Say when workers that are not busy all the time are behind, and what helps; None: they give all they can."""
     few, leave_out = in_few_steps(facts, waits)
     late = f"; the waits are only{few}" if few else ""
     if leave_out:
-        return f"{seen}{late}", leave_out
+        return f"{seen}{late}", "no-warm-up"
     time = (facts.timeline.end - facts.timeline.start)[facts.fetches]
     if len(time) and np.quantile(time, 0.95) > UNEVEN * np.median(time):
         kept = 2 * facts.length(waits & facts.others_ready) >= facts.length(waits)
         if not kept or (nearly and not few and facts.more_workers):  # who works all the time needs help, in any order
             return None
-        return f"{seen}{late}, and some batches take far longer: others are ready, and have to wait for them", AS_READY
+        ready = "others are ready, and have to wait for them"
+        return f"{seen}{late}, and some batches take far longer: {ready}", "any-order"
     if not few and facts.length(waits) > OFTEN_BEHIND * facts.window:
         return None if nearly and facts.more_workers else _often(facts, seen, waits)
-    return f"{seen}{late}: they have time left, and the loop waits only now and then", STOCK
+    return f"{seen}{late}: they have time left, and the loop waits only now and then", "stock"
 
 
-def _often(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
+def _often(facts: Evidence, seen: str, waits: Mask) -> tuple[str, Remedy]:
     """Say who keeps the loop waiting in most steps while the workers have time left: the pin thread, if it works."""
     pinning = facts.covered(facts.timeline.where(Kind.PIN) & ~facts.loop)
     share = intervals.length(intervals.intersect(pinning, facts.covered(waits))) / facts.length(waits)
@@ -1614,7 +1618,7 @@ def _often(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
             f"for {words.share(share)} of its waits the pin thread, of which there is only one, copies the batch (R45)"
         )
         return f"{seen}, and still the loop waits in most steps: {told}", _less_to_pin(facts)
-    return f"{seen}, and still the loop waits in most steps: before these waits they do not fetch for a while", STOCK
+    return f"{seen}, and still the loop waits in most steps: before these waits they do not fetch for a while", "stock"
 
 
 def _pin(facts: Evidence) -> str:
@@ -1700,14 +1704,20 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     facts = Evidence(check_timeline(timeline, "advise()"), device, window)
     if window is None and facts.phases:
         return _apart(facts)
-    looked = [each for find in FINDINGS if (each := find(facts))]
-    every: list[Tried] = [each if isinstance(each, tuple) else (each, None) for each in looked]
-    found = [finding for finding, _ in every]
-    pairs = [(finding, removal) for finding, removal in every if _is_told(finding, finding.expected_gain.ns, facts)]
-    worth = [finding for finding, _ in pairs]
-    if window is None and device is None:
-        worth = _tried(facts, pairs)
-    _order(facts, worth, any(removal.graphs for _, removal in pairs if removal))
+    found, summary = _findings(facts, replayed=window is None and device is None), facts.summary
+    limit = summary.limit / facts.steps if summary.limit and facts.steps else None
+    judged = f"Judged: {_judged(facts)}{_no_lines(facts)}"
+    return Advice(found, judged, (facts.start, facts.end), timeline, summary.step, limit, summary.longest)
+
+
+def _findings(facts: Evidence, *, replayed: bool) -> list[Finding]:
+    """Return what is worth to be told of one part of a loop, in order; whether each change was `replayed` before."""
+    found = [each for find in FINDINGS if (each := find(facts))]
+    worth = [each for each in found if _is_told(each, each.expected_gain.ns, facts)]
+    waits_hinder = any(each.removal is not None and each.removal.graphs for each in worth)
+    if replayed:
+        worth = _tried(facts, worth)
+    _order(facts, worth, waits_hinder)
     warm = warm_up(facts)
     doubts, beside = ([each for find in part if (each := find(facts))] for part in (DOUBTS, BESIDE))
     beside = [*filter(None, [warm]), *beside]
@@ -1725,21 +1735,18 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
         and (facts.timeline.context.missing or facts.timeline.context.origin == "emulated")
     ):
         told.insert(0, nothing(facts, found))  # what a loop on the CPU could gain is not what was asked
-    summary = facts.summary
-    limit = summary.limit / facts.steps if summary.limit and facts.steps else None
-    judged, window = _judged(facts), (facts.start, facts.end)
-    return Advice([*doubts, *told, *beside], judged, window, timeline, summary.step, limit, summary.longest)
+    return [*doubts, *told, *beside]
 
 
 def _is_told(finding: Finding, ns: int, facts: Evidence) -> bool:
     """Tell whether a change that gains `ns` is worth it; who is late has to be more than little in `lateness` only."""
-    return finding.kind == "late-rank" or is_worth_it(Gain(ns, 0.0, None), facts.window)
+    return finding.kind == "late-rank" or is_worth_it(ns, facts.window)
 
 
-def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:
+def _tried(facts: Evidence, found: Sequence[Finding]) -> list[Finding]:
     """Return the findings whose change gains something, each with what it gains in a replay."""
-    trials, named = Trials(facts), {finding.kind for finding, _ in pairs}
-    tried = [checked for finding, removal in pairs if (checked := trials.tried(finding, removal))]
+    trials, named = Trials(facts), {each.kind for each in found}
+    tried = [checked for each in found if (checked := trials.tried(each))]
     tried = [each for each in tried if _is_told(each, round(_value(facts, each)), facts)]
     if trials.possible:
         tried = [
@@ -1753,8 +1760,8 @@ def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:
         tried.append(checked)
     if tried or facts.summary.busy or intervals.length(facts.getting) < UNTRIED * facts.window:
         return tried
-    loads = (finding for finding, _ in pairs if finding.kind in LOADS)  # on the CPU loading is what was asked for
-    return [replace(each, change=f"# more workers do not help: {CHEAPER}", parameters={}) for each in loads]
+    loads = (each for each in found if each.kind in LOADS)  # on the CPU loading is what was asked for
+    return [replace(each, change=REMEDIES["cheaper"], remedy="cheaper", parameters={}) for each in loads]
 
 
 def _value(facts: Evidence, finding: Finding) -> float:
@@ -1786,15 +1793,15 @@ _SOONER: tuple[_Rule, ...] = (
     (lambda one: one.kind == "resident", lambda one: one.kind not in (*LARGE, *AS_LARGE), False),
     (
         lambda one: one.kind in LARGE,
-        lambda one: one.change not in ("", STOCK) and one.kind not in (*LARGE, *AS_LARGE),
+        lambda one: one.remedy != "stock" and one.kind not in (*LARGE, *AS_LARGE),
         False,
     ),
     (lambda one: one.kind not in AS_LARGE, lambda one: one.kind == "restarts-iterator", False),
     (lambda one: one.kind in LOADS, lambda one: one.kind in LINES, False),
     (lambda one: one.kind in LOADS and not one.parameters, lambda one: one.kind == "workers-cost-more", True),
     (
-        lambda one: one.change in AT_BEST,  # another data set
-        lambda one: one.kind not in LARGE and one.change not in AT_BEST,
+        lambda one: one.remedy in AT_BEST,  # another data set
+        lambda one: one.kind not in LARGE and one.remedy not in AT_BEST,
         False,
     ),
     (lambda one: one.kind != "unsharded-iterable", lambda one: one.kind == "unsharded-iterable", True),
@@ -1811,9 +1818,9 @@ def _apart(facts: Evidence) -> Advice:
     found, judged = [], []
     for number, (start, end, loads) in enumerate(facts.phases, 1):
         kind = "whose batches are loaded" if loads else "whose data are on the GPU"
-        advice = advise(facts.timeline, (start, end), facts.device)
-        judged.append(f"Part {number}, {kind}: {advice.judged.removesuffix(_no_lines(facts)).removeprefix('Judged: ')}")
-        about = [each for each in advice if each.kind != "start-up"]  # what is before a part is another one
+        part = Evidence(facts.timeline, facts.device, (start, end))
+        judged.append(f"Part {number}, {kind}: {_judged(part)}")
+        about = (each for each in _findings(part, replayed=False) if each.kind != "start-up")  # that is another part
         found += [replace(each, evidence=f"part {number}, {kind}: {each.evidence}") for each in about]
     if once := start_up(facts):
         found.append(once)
@@ -1842,7 +1849,7 @@ def _judged(facts: Evidence) -> str:
     limit = f"; the limit is {duration(facts, summary.limit)}, {summary.longest} alone" if summary.limit else ""
     if summary.limit_most > summary.limit:
         limit += f", or up to {duration(facts, summary.limit_most)} if collectives do not wait for other ranks"
-    return f"Judged: {', '.join(str(each) for each in parts if each)}{limit}.{_no_lines(facts)}"
+    return f"{', '.join(str(each) for each in parts if each)}{limit}."
 
 
 def _no_lines(facts: Evidence) -> str:

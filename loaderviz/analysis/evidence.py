@@ -19,7 +19,7 @@ import numpy as np
 
 from loaderviz import intervals, words
 from loaderviz.analysis import Gain
-from loaderviz.batches import HAND_OUT, LOADER_NEXT, WORKER_END, WORKER_START
+from loaderviz.batches import HAND_OUT, LOADER_NEXT, WORKER_START
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import (
     NONE,
@@ -27,6 +27,8 @@ from loaderviz.metrics import (
     Summary,
     begin_of,
     choose_device,
+    fetch_times,
+    giving,
     in_loop,
     on_device,
     on_workers,
@@ -146,9 +148,19 @@ class OtherWork(NamedTuple):
 class Fetch(NamedTuple):
     """Of a batch [ns]: it `computes` on a core, `waits` without one; `shortest`: the least that any computes."""
 
-    computes: float
-    waits: float
-    shortest: float
+    computes: float = 0.0
+    waits: float = 0.0
+    shortest: float = 0.0
+
+    @property
+    def takes(self) -> float:
+        """How long it is, in all [ns]."""
+        return self.computes + self.waits
+
+    @property
+    def on_core(self) -> float:
+        """The share of it (0..1) that is computing; 1 where it is not known."""
+        return self.computes / self.takes if self.takes else 1.0
 
 
 class Evidence:
@@ -165,7 +177,8 @@ class Evidence:
         window: tuple[int, int] | None = None,
         outside: Intervals | None = None,
     ) -> None:
-        self.asked, (device, _) = window, choose_device(timeline, device)
+        self.asked = window
+        device, _ = choose_device(timeline, device)
         self.cores = timeline.context.cores  # of the machine that was recorded; None if the timeline does not tell
         loop = Loop.of(timeline, device)
         if window is None:
@@ -896,7 +909,7 @@ class Evidence:
         if self.locked:
             return max(0.0, self.fetch.waits - self.timeline.context.usage.get("unlocked waits", 0))
         number = max(1, len(self.lanes_of("worker")))
-        return min(self.fetch_lines(Cause.THREAD)[1], 1 - 1 / number) * (self.fetch.computes + self.fetch.waits)
+        return min(self.fetch_lines(Cause.THREAD)[1], 1 - 1 / number) * self.fetch.takes
 
     @property
     def lock_is_taken(self) -> bool:
@@ -919,14 +932,18 @@ class Evidence:
         return " and ".join(lines), float(took / max(1, time[self.fetches].sum()))
 
     @cached_property
+    def begins(self) -> Ints:
+        """When the device begins on each step, in order [ns]."""
+        return begin_of(self.timeline, self.device, self.marked.spans[self.marked.between(self.start, self.end)])
+
+    @cached_property
     def longer_steps(self) -> tuple[Ints, Mask, dict[str, float]]:
         """How long each step takes [ns], which are long, and how much more they have [ns] of what, the largest first.
 
         Long is a step of 1.5 times the median. What they have more is the time of "kernels", "copies", "collectives"
         and "loading", of "operators" where there is no GPU; "" is the rest, in which the GPU has nothing to do.
         """
-        spans = self.marked.spans[self.marked.between(self.start, self.end)]
-        edges = begin_of(self.timeline, self.device, spans)
+        edges = self.begins
         time = intervals.free_within(self.outside, edges[:-1], edges[1:])
         far = time > LONG * np.median(time) if len(time) else np.zeros(0, bool)
         if not far.any():
@@ -1022,14 +1039,19 @@ class Evidence:
     @cached_property
     def fetch(self) -> Fetch:
         """What a batch's fetch takes, on average of those in the window."""
-        timeline, given = self.timeline, self.fetches & (self.timeline.batch >= 0)
-        mine = self.fetches & ~(self.loop & ~given & bool(given.any()))  # the end of a stream gives no batch
+        mine = giving(self.timeline, self.fetches)
         if not mine.any():
-            return Fetch(0.0, 0.0, 0.0)
-        time, waited = timeline.end - timeline.start, np.minimum(timeline.waited, timeline.end - timeline.start)
-        whole = mine & (timeline.start > self.start) & (timeline.end < self.end)
-        shortest = float((time - waited)[whole if whole.any() else mine].min())
-        return Fetch(float((time - waited)[mine].mean()), float(waited[mine].mean()), shortest)
+            return Fetch()
+        whole = mine & (self.timeline.start > self.start) & (self.timeline.end < self.end)
+        shortest = fetch_times(self.timeline, whole if whole.any() else mine)[0].min()
+        computes, waits = fetch_times(self.timeline, mine)
+        return Fetch(float(computes.mean()), float(waits.mean()), float(shortest))
+
+    @cached_property
+    def batch_bytes(self) -> float:
+        """The bytes of a batch, as it is fetched, on average; 0: not known."""
+        sizes = self.timeline.nbytes[self.fetches]
+        return float(sizes[sizes > 0].mean()) if (sizes > 0).any() else 0.0
 
     @cached_property
     def on_core(self) -> float:
@@ -1042,8 +1064,8 @@ class Evidence:
     @cached_property
     def take_turns(self) -> bool:
         """Whether there are more workers than cores, and those that compute at a time take all cores."""
-        number, both = len(self.lanes_of("worker")), self.fetch.computes + self.fetch.waits
-        computing = self.busy(self.lanes_of("worker")) * number * self.fetch.computes / both if both else 0
+        number = len(self.lanes_of("worker"))
+        computing = self.busy(self.lanes_of("worker")) * number * self.fetch.on_core if self.fetch.takes else 0
         return self.cores is not None and number > self.cores and computing >= TURNS * self.cores
 
     def crowded(self, then: int) -> float:
@@ -1060,9 +1082,8 @@ class Evidence:
     def useful_workers(self) -> int:
         """More workers than this are of no use in a long epoch: what computes takes cores, and batches take memory."""
         cores = self.cores or max(TYPICAL_CORES, len(self.lanes_of("worker")))
-        both = self.fetch.computes + self.fetch.waits
-        share = self.fetch.computes / both if both else 1.0
-        return min(MOST_WORKERS, round(cores / max(share, cores / MOST_WORKERS)), max(1, self.room[0]))
+        at_once = round(cores / max(self.fetch.on_core, cores / MOST_WORKERS))
+        return min(MOST_WORKERS, at_once, max(1, self.room[0]))
 
     @cached_property
     def most_workers(self) -> int:
@@ -1073,7 +1094,7 @@ class Evidence:
 
     def _in_an_epoch(self, most: int) -> int:
         """So many workers, at `most`, take the least time for an epoch, with their start; if that is seen."""
-        batches, fetch = ceil(self.epoch or 0), self.fetch.computes + self.fetch.waits
+        batches, fetch = ceil(self.epoch or 0), self.fetch.takes
         if not batches:
             return most
         most = min(most, batches if self.starting else ceil(batches / PREFETCHED))
@@ -1087,7 +1108,7 @@ class Evidence:
     def starting(self) -> float:
         """For how many ns the loop starts a worker, and ends it, as it is seen; 0 where it is not."""
         timeline = self.timeline
-        takes = timeline.named(WORKER_START.match) | timeline.named(WORKER_END.match)
+        takes = on_workers(timeline)
         many = sum(int(timeline.names[timeline.name[row]].split()[1]) for row in self._starts)
         return float((timeline.end - timeline.start)[takes].sum()) / many if many else 0.0
 
@@ -1100,9 +1121,8 @@ class Evidence:
     @cached_property
     def room(self) -> tuple[int, int]:
         """For how many workers' prefetched batches there is shared memory, and its bytes."""
-        fetched = self.timeline.nbytes[self.fetches & (self.timeline.nbytes > 0)]
-        memory = self.timeline.context.shared_memory or SHARED_MEMORY
-        return memory // (PREFETCHED * int(fetched.mean())) if len(fetched) else MOST_WORKERS, memory
+        memory, size = self.timeline.context.shared_memory or SHARED_MEMORY, int(self.batch_bytes)
+        return memory // (PREFETCHED * size) if size else MOST_WORKERS, memory
 
     @cached_property
     def more_workers(self) -> bool:
@@ -1111,10 +1131,9 @@ class Evidence:
 
     def workers_for(self, gain: Gain) -> int | None:
         """Return how many workers keep up with the loop once the gain is made; None if the timeline does not tell."""
-        fetch = self.fetch.computes + self.fetch.waits
-        if not (fetch and self.steps and self.window > gain.ns):
+        if not (self.fetch.takes and self.steps and self.window > gain.ns):
             return None
-        needed = ceil(SPARE * fetch * self.steps / (self.window - gain.ns))
+        needed = ceil(SPARE * self.fetch.takes * self.steps / (self.window - gain.ns))
         return max(1, min(needed, self.most_workers))
 
     def workers_floor(self) -> Floor:
@@ -1184,9 +1203,9 @@ def in_few_steps(facts: Evidence, mask: Mask) -> tuple[str, str]:
     known = np.unique(facts.timeline.batch[facts.here | mask])
     if batches.max() >= known[known >= 0].min() + facts.steps / 2:
         return seen, ""
-    after = f"batch {int(batches.max()) + 1}"
-    marked = any(name.split(":")[0] == after for name in facts.timeline.names)
-    cut = f"timeline.from_batch({after.split()[1]})  # " if marked else "# record more steps: "
+    after = int(batches.max()) + 1
+    marked = any(name.split(":")[0] == f"batch {after}" for name in facts.timeline.names)
+    cut = f"timeline.from_batch({after})  # " if marked else "# record more steps: "
     return seen, f"{cut}a warm-up is paid once"
 
 

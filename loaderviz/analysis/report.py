@@ -22,11 +22,12 @@ import numpy as np
 from loaderviz import intervals, words
 from loaderviz.analysis import SCHEMA, Advice
 from loaderviz.analysis.advice import advise
+from loaderviz.analysis.evidence import Evidence
 from loaderviz.errors import LoadervizError
 from loaderviz.files import Source, readable
 from loaderviz.intervals import Intervals
-from loaderviz.metrics import Loop, Summary, begin_of, check_timeline, device_sets, summarize, window_of
-from loaderviz.timeline import Floats, Ints, Timeline
+from loaderviz.metrics import Summary, check_timeline, summarize
+from loaderviz.timeline import COPIES, Floats, Ints, Kind, Timeline
 
 # Numbers of a Summary that limits are for, and whether more of it is better; those in ns may be given with a unit.
 BETTER = {
@@ -104,17 +105,14 @@ def _fault(found: Any) -> str:
 
 def _noise(timeline: Timeline, summary: Summary) -> dict[str, float | None]:
     """Return how far each number may be off by chance, in its unit, from how its steps differ; None: not known."""
-    loop = Loop.of(timeline, summary.device)
-    start, end = loop.window or window_of(timeline, None)
-    begins = begin_of(timeline, loop.device, loop.spans[loop.between(start, end)]) if len(loop.spans) else loop.spans
-    sets, outside = device_sets(timeline, start, end, loop.device), loop.outside(start, end)
+    facts = Evidence(timeline, summary.device)
 
     def each(when: Intervals) -> Ints:
-        return intervals.covered_within(intervals.subtract(when, outside), begins[:-1], begins[1:])
+        return intervals.covered_within(when, facts.begins[:-1], facts.begins[1:])
 
-    time, works = each(np.array([[start, end]])), each(sets["work"])
-    copies, hidden = each(sets["copies"]), each(intervals.intersect(sets["copies"], sets["kernels"]))
-    engine = {"kernels": "compute", "H2D copies": "h2d", "D2H copies": "d2h"}.get(summary.longest)
+    time, works, copying = each(facts.judged), each(facts.covered(facts.here)), facts.covered(facts.mask(*COPIES))
+    copies, hidden = each(copying), each(intervals.intersect(copying, facts.kernels))
+    engine = {"kernels": Kind.COMPUTE, "H2D copies": Kind.COPY_H2D, "D2H copies": Kind.COPY_D2H}.get(summary.longest)
     one, samples = np.ones(len(time)), (summary.samples_per_second or 0) * time.sum() / max(1, len(time))
     whole = one / max(1, summary.batches or 0)  # of a time in the window, which has so many steps
     parts: dict[str, tuple[Any, Any]] = {
@@ -124,7 +122,7 @@ def _noise(timeline: Timeline, summary: Summary) -> dict[str, float | None]:
         "step": (time, one),
         "exposed_copy": (copies - hidden, whole),
         "idle": (time - works, whole),
-        "headroom": (time, each(sets[engine]) if engine else 0 * one),
+        "headroom": (time, each(facts.covered(facts.mask(engine))) if engine is not None else 0 * one),
         "copy_share": (copies, time),
     }
     found = summary.to_dict()
@@ -157,14 +155,18 @@ def limit(text: str, *, change: bool = False) -> Limit:
     if match is None:
         raise LimitError(f"{text!r} is no limit: write NAME=NUMBER, such as overlap=0.9, step=2ms or step=10%")
     name, number, unit = match.groups()
-    if name not in BETTER:
-        raise LimitError(f"{name!r} has no limit: give one of {', '.join(BETTER)}")
-    if change and unit != "%":
-        raise LimitError(f"{text!r}: a change needs a share, such as {name}=10%")
-    if unit == "%" and not change and name not in SHARES:
-        raise LimitError(f"{text!r}: one run has no change in it; `loaderviz diff` compares two")
-    if unit not in ("", "%") and name not in TIMES:
-        raise LimitError(f"{text!r}: {name} is no time, so it has no {unit}")
+    faults = (  # whether it is one, and what to say
+        (name not in BETTER, f"{name!r} has no limit: give one of {', '.join(BETTER)}"),
+        (change and unit != "%", f"{text!r}: a change needs a share, such as {name}=10%"),
+        (
+            unit == "%" and not change and name not in SHARES,
+            f"{text!r}: one run has no change in it; `loaderviz diff` compares two",
+        ),
+        (unit not in ("", "%") and name not in TIMES, f"{text!r}: {name} is no time, so it has no {unit}"),
+    )
+    for is_fault, told in faults:
+        if is_fault:
+            raise LimitError(told)
     try:
         return Limit(name, float(number) * UNITS[unit])
     except ValueError as problem:

@@ -70,18 +70,19 @@ class Trials:
     def _replayed(self) -> Timeline | None:
         return self._without(None)
 
-    def tried(self, finding: Finding, removal: Removal | None = None) -> Finding | None:
+    def tried(self, finding: Finding) -> Finding | None:
         """Return the finding with what its change gains; None where the change gains nothing.
 
         One that cannot be replayed comes back with its bound alone, which says why.
         """
+        removal = finding.removal
         if finding.expected_gain.predicted:
             return finding
         if not (finding.parameters or removal or finding.kind in _PRICED):
             return _not_replayed(finding, ANEW)
         if self.facts.unlike_loaders and not removal:
             return _not_replayed(finding, SEVERAL)
-        before, after, predicted = self.ask(finding, removal)
+        before, after, predicted = self.ask(finding)
         now, steps = self.facts.summary.step, self.facts.steps
         if not (before and now and steps) or after is None:
             return _not_replayed(finding, self.why_not or self._refused or "the timeline shows no steps")
@@ -99,11 +100,9 @@ class Trials:
             gain = replace(gain, ns=round(most / now * self.facts.window), share=most / now, per_step=most, basis=basis)
         return replace(finding, expected_gain=replace(gain, predicted=saved), predicted=predicted)
 
-    def ask(
-        self, finding: Finding, removal: Removal | None = None
-    ) -> tuple[float | None, float | None, Timeline | None]:
+    def ask(self, finding: Finding) -> tuple[float | None, float | None, Timeline | None]:
         """Return a step before and after the change [ns], and the timeline after it."""
-        now, per_step = self.facts.summary.step, finding.expected_gain.per_step
+        now, per_step, removal = self.facts.summary.step, finding.expected_gain.per_step, finding.removal
         if finding.kind == "restarts-workers" and now and per_step:  # what it takes is what it gains
             return now, now - per_step, self._replayed if self.facts.summary.busy and self.possible else None
         sends = finding.kind == "workers-cost-more" and self._real  # what that costs, no replay knows of a real host

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import compress, zip_longest
 from math import prod
@@ -298,34 +298,24 @@ def _arrays(arguments: Mapping[str, Any]) -> list[Array]:
 
 def _moves(op: str, arrays: list[Array]) -> tuple[list[Array], list[Array]]:
     """Return what an operator reads and writes: a trace does not tell the shapes of results."""
-    kind, first = CLASS.get(op, "elementwise"), arrays[0]
-    reads, writes = arrays, [first]
-    if kind == "fill":
-        reads = []
-    elif kind == "copy":
-        reads, writes = arrays[-1:], [first if op == "copy_" else Array(arrays[-1].shape, arrays[-1].dtype)]
-    elif kind == "cat":
-        writes = [Array((sum(prod(array.shape) for array in arrays),), first.dtype)]
-    elif kind == "reduction":
-        writes = []
-    elif kind == "gemm":
-        writes = [Array((*arrays[-2].shape[:-1], arrays[-1].shape[-1]), first.dtype)]
-    elif kind == "convolution":
-        reads, writes = _convolution(op, arrays)
-    elif kind == "gather":
-        row = prod(first.shape[1:]) if op in ("index_select", "embedding", "index") else 1
-        writes = [Array((prod(arrays[1].shape) if len(arrays) > 1 else 1, row), first.dtype)]
-    elif kind in ("layer_norm", "batch_norm", "batch_norm_grad"):
-        reads = arrays[: 2 if op.endswith("backward") else 1]
-    elif kind == "pooling" and not op.endswith("backward"):
-        writes = [Array((prod(first.shape) // 4,), first.dtype)]
-    elif op.startswith("_foreach_"):
-        writes = arrays[: max(1, len(arrays) // 2)]
-    elif kind == "elementwise":
-        sizes = zip_longest(*(array.shape[::-1] for array in arrays), fillvalue=0)  # broadcast, from the last one on
-        shape = tuple(map(max, sizes))[::-1]
-        writes = [Array(shape, first.dtype, next((a.stride for a in arrays if a.shape == shape), ()))]
-    return reads, writes
+    kind = CLASS.get(op, "elementwise")
+    if kind == "convolution":
+        return _convolution(op, arrays)
+    if op.startswith("_foreach_") and kind == "elementwise":
+        return arrays, arrays[: max(1, len(arrays) // 2)]
+    reads, writes = _READS.get(kind), _WRITES.get(kind)
+    return reads(op, arrays) if reads else arrays, writes(op, arrays) if writes else arrays[:1]
+
+
+def _broadcast(op: str, arrays: list[Array]) -> list[Array]:
+    sizes = zip_longest(*(array.shape[::-1] for array in arrays), fillvalue=0)  # from the last one on
+    shape = tuple(map(max, sizes))[::-1]
+    return [Array(shape, arrays[0].dtype, next((a.stride for a in arrays if a.shape == shape), ()))]
+
+
+def _gathered(op: str, arrays: list[Array]) -> list[Array]:
+    row = prod(arrays[0].shape[1:]) if op in ("index_select", "embedding", "index") else 1
+    return [Array((prod(arrays[1].shape) if len(arrays) > 1 else 1, row), arrays[0].dtype)]
 
 
 def _convolution(op: str, arrays: list[Array]) -> tuple[list[Array], list[Array]]:
@@ -336,6 +326,27 @@ def _convolution(op: str, arrays: list[Array]) -> tuple[list[Array], list[Array]
         return shaped, shaped[1:3]
     source, weight = shaped[:2]
     return arrays, [Array((source.shape[0], weight.shape[0], *source.shape[2:]), source.dtype)]
+
+
+# What an operator of a class reads of its arrays, if not all of them, and writes, if not what is like the first one
+_Moves = Callable[[str, list[Array]], list[Array]]
+_NORMS = ("layer_norm", "batch_norm", "batch_norm_grad")
+_READS: dict[str, _Moves] = {
+    "fill": lambda op, arrays: [],
+    "copy": lambda op, arrays: arrays[-1:],
+    **dict.fromkeys(_NORMS, lambda op, arrays: arrays[: 2 if op.endswith("backward") else 1]),
+}
+_WRITES: dict[str, _Moves] = {
+    "copy": lambda op, arrays: [arrays[0] if op == "copy_" else Array(arrays[-1].shape, arrays[-1].dtype)],
+    "cat": lambda op, arrays: [Array((sum(prod(array.shape) for array in arrays),), arrays[0].dtype)],
+    "reduction": lambda op, arrays: [],
+    "gemm": lambda op, arrays: [Array((*arrays[-2].shape[:-1], arrays[-1].shape[-1]), arrays[0].dtype)],
+    "gather": _gathered,
+    "pooling": lambda op, arrays: (
+        arrays[:1] if op.endswith("backward") else [Array((prod(arrays[0].shape) // 4,), arrays[0].dtype)]
+    ),
+    "elementwise": _broadcast,
+}
 
 
 # Judging

@@ -27,7 +27,7 @@ from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import either
 from loaderviz.metrics import check_timeline, summarize
-from loaderviz.timeline import LOADING, Cause, Context, Ints, Kind, Lane, Mask, Span, Timeline, gathered
+from loaderviz.timeline import Cause, Context, Ints, Kind, Lane, Mask, Span, Timeline, gathered
 from loaderviz.traces.steps import noted
 from loaderviz.vendors import Api
 
@@ -246,12 +246,7 @@ class LoopModel:
     @cached_property
     def host(self) -> Mask:
         """Spans of the threads that launch: the loop's, and autograd's where that is another one."""
-        timeline = self.timeline
-        ranks = {timeline.lanes[number].device for number in np.unique(timeline.lane[self.facts.loop]).tolist()}
-        threads = timeline.in_lanes(
-            lambda lane: lane.group == "host" and lane.role not in LOADING and lane.device in ranks
-        )
-        return threads & (self.facts.last > self.facts.first)
+        return self.facts.program & (self.facts.last > self.facts.first)
 
     @cached_property
     def _beside(self) -> Mask:

@@ -151,11 +151,8 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> _Part:
         for row, correlation in zip(blits.tolist(), rows["correlation"][blits].tolist(), strict=True):
             rows["kind"][row] = BLIT_DIRECTIONS.get(trace.blits.get(correlation, 0), rows["kind"][row])
     tick, missing = resolution(rows["start"], rows["end"]), trace.missing + _missing(trace, rows, calls)
-    damage, whole = (
-        [f"the file is damaged: {what}" for what in trace.damage],
-        _quality(trace, rows, launch, calls, tick),
-    )
-    notes = [*missing, *notes, *damage, *whole]
+    whole = _quality(trace, rows, launch, calls, tick)
+    notes = [*missing, *notes, *(f"the file is damaged: {what}" for what in trace.damage), *whole]
     rows["batch"] = steps.batches(rows, launch, names, place.main)
     rows["source"], sources, looks = _sources(trace, rows, place)
     rows["source"][launch >= 0] = rows["source"][launch[launch >= 0]]

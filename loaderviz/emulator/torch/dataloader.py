@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
 import io
 import mmap
 import multiprocessing.queues
@@ -55,7 +54,7 @@ from loaderviz.emulator.torch.patches import REAL_TIME, Guard, Patches, touches_
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import AT_REST, HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import NotModelledError, reraise
-from loaderviz.imports import answering, held, starting
+from loaderviz.imports import answering, bound, held, starting
 from loaderviz.machine import Carried, thread_time_ns, tick
 from loaderviz.stations import Place, Sampler, place_of, stack_of, timed, timing
 from loaderviz.timeline import Cause, Kind
@@ -197,7 +196,7 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
         return fetcher
 
     loop = importlib.import_module(module)._worker_loop
-    answering(inspect.signature(loop).bind(*args).arguments["data_queue"])
+    answering(bound(loop, *args).arguments["data_queue"])
     with (  # the process may be another worker after this one
         held(time, "sleep", functools.partial(meter.count_sleep, time.sleep)),
         held(torch_dataloader._DatasetKind, "create_fetcher", staticmethod(create_counting)),
@@ -220,7 +219,7 @@ def pin_loop(loop: Callable[..., None], *args: Any) -> None:
     try:
         loop(*args)
     except (ConnectionError, FileNotFoundError, EOFError):
-        if not inspect.signature(loop).bind(*args).arguments["done_event"].wait(TELLS_OF_WORKERS):
+        if not bound(loop, *args).arguments["done_event"].wait(TELLS_OF_WORKERS):
             raise
 
 

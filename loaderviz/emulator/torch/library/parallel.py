@@ -4,7 +4,6 @@ NCCL is in no CPU build of torch, and wants a real GPU; for one rank gloo stands
 
 from __future__ import annotations
 
-import inspect
 import os
 from datetime import timedelta
 from typing import Any
@@ -19,7 +18,7 @@ from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
 from loaderviz.emulator.torch.tensors import is_on_device
 from loaderviz.errors import NotModelledError
-from loaderviz.imports import held
+from loaderviz.imports import bound, held
 
 
 def install(session: Session, patches: Patches) -> None:
@@ -89,10 +88,10 @@ def _install_groups(session: Session, patches: Patches) -> None:
 
     @patches.around(distributed, "init_process_group")
     def init_process_group(begin: Any, *args: Any, **kwargs: Any) -> None:
-        options = inspect.signature(begin).bind(*args, **kwargs).arguments
+        options = bound(begin, *args, **kwargs).arguments
         ranks = options.get("world_size", -1)
         _one_rank(ranks if ranks > 0 else int(os.environ.get("WORLD_SIZE", 1)))
-        wanted, bound = options.get("backend"), options.get("device_id")
+        wanted, device = options.get("backend"), options.get("device_id")
         session.only_nccl = []
         nccl = "nccl" in (wanted or "nccl").lower()
         if nccl:
@@ -101,7 +100,7 @@ def _install_groups(session: Session, patches: Patches) -> None:
         if nccl:
             named(group := inner._get_default_group(), "nccl")
             session.only_nccl += [group] * ((wanted or "").lower() == "nccl")
-            group.bound_device_id = None if bound is None else wanted_device(bound)
+            group.bound_device_id = None if device is None else wanted_device(device)
 
     @patches.around(inner, "_new_process_group_helper")
     def group_of(make: Any, size: int, rank: int, ranks: Any, backend: str, *args: Any, **kwargs: Any) -> Any:
@@ -125,7 +124,7 @@ def _install_collectives(session: Session, patches: Patches) -> None:
 
     def only_of_device(collective: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        group = inspect.signature(collective).bind(*args, **kwargs).arguments.get("group")
+        group = bound(collective, *args, **kwargs).arguments.get("group")
         if only_nccl(group) and not all(map(is_on_device, tensors)):
             raise RuntimeError(f"{collective.__name__}: No backend type associated with device type cpu")
         return collective(*args, **kwargs)
