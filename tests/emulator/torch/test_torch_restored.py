@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
 from loaderviz import recording
-from loaderviz.emulator import device, threads
+from loaderviz.emulator import device
 from loaderviz.emulator.hardware import GPUS, HOSTS
 from loaderviz.emulator.runtime import CudaError
 from loaderviz.emulator.torch import EmulatedCuda, patches
@@ -126,9 +126,8 @@ def short_recording(block=copies_and_products):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each interrupt has a process of its own, by fork")
 @pytest.mark.parametrize("block", [copies_and_products, in_two_threads])
-def test_an_interrupt_at_any_moment_leaves_nothing_behind(block, monkeypatch):
+def test_an_interrupt_at_any_moment_leaves_nothing_behind(block):
     """At random moments of entering, the block and leaving, each in a fork of this process."""
-    monkeypatch.setattr(threads, "LOOK", 0.01)  # of a thread that an interrupt has left waiting
     short_recording(block)
     before = snapshot()
     # The moments move to what a fork needs here and now, which no measurement beforehand can tell: it copies memory.
@@ -480,11 +479,11 @@ def test_what_one_recording_does_not_replace_the_next_one_does():
     sys.modules[module.__name__] = module
     try:
         seen = []
-        for turns in (False, True, False, True):
-            with EmulatedCuda(GPUS["a100"], HOSTS["laptop"], threads=turns):
+        for threads in (False, True, False, True):
+            with EmulatedCuda(GPUS["a100"], HOSTS["laptop"], threads=threads):
                 seen.append((module.Lock is not lock, module.wait is not synchronize))
             assert (module.Lock, module.wait) == (lock, synchronize)
-        assert seen == [(turns, True) for turns in (False, True, False, True)]
+        assert seen == [(threads, True) for threads in (False, True, False, True)]
         module.again = synchronize  # a name that it did not have
         with lv.record(on="a100"):
             assert module.again is torch.cuda.synchronize is not synchronize
