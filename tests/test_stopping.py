@@ -248,16 +248,17 @@ globals()[sys.argv[1]]()
 
 @POSIX
 @pytest.mark.slow
-@pytest.mark.parametrize("on", ["t4", "cpu"])
 @pytest.mark.parametrize(
-    ("how", "status", "printed"),
+    ("how", "on", "status", "printed"),
     [
-        ("on_signal", 7, ""),
-        ("unheard", 0, ""),
-        ("wrong", 11, "'str' object cannot be interpreted as an integer"),
-        ("in_backward", 6, ""),
-        ("between_batches", 300 % 256, ""),
-        ("child", 8, "9"),
+        ("on_signal", "cpu", 7, ""),
+        ("unheard", "t4", 0, ""),
+        ("wrong", "cpu", 11, "'str' object cannot be interpreted as an integer"),
+        ("in_backward", "t4", 6, ""),
+        ("in_backward", "cpu", 6, ""),
+        ("between_batches", "t4", 300 % 256, ""),
+        ("between_batches", "cpu", 300 % 256, ""),
+        ("child", "t4", 8, "9"),
     ],
 )
 def test_a_program_that_leaves_at_once_has_its_page(here, temp, new_python, how, status, printed, on):

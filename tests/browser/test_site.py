@@ -358,10 +358,7 @@ def test_a_place_in_the_page_is_no_setting(opened):
     assert words(page) == explore().text()
 
 
-@pytest.mark.parametrize("hash_", [
-    "#workers=NaN", "#gpu=constructor", "#<img src=x onerror=alert(1)>=1", "#" + "workers=4&" * 3_000, "#%E0%A4%A",
-    "#resident=true&sample_bytes=602112&gpu=t4", "#batch_size=99999999999999999999999",
-])  # fmt: skip
+@pytest.mark.parametrize("hash_", ["#<img src=x onerror=alert(1)>=1", "#" + "workers=4&" * 3_000, "#%E0%A4%A"])
 def test_an_address_that_means_nothing_is_said_in_one_sentence(opened, hash_):
     page = opened(f"/{hash_}")
     until(page, "document.getElementById('numbers').lv")

@@ -720,11 +720,6 @@ def speedup(workers, sample=TEN, count=32, **fields):
     return count * 10 * MS / fetching(load(sample, host, count, num_workers=workers, collate_fn=list))
 
 
-@pytest.mark.parametrize("cores", [1, factory.slow(2), 3])
-def test_no_faster_than_the_cores(cores):
-    assert cores * 0.9 <= speedup(8, cores=cores) <= cores
-
-
 @pytest.mark.parametrize(
     ("workers", "fields", "best"),
     [
@@ -740,14 +735,6 @@ def test_no_faster_than_the_workers_and_the_threads_of_the_cores(workers, fields
     assert speedup(workers, **fields) == pytest.approx(best, rel=0.01 if workers == 2 else 0.05)
 
 
-@pytest.mark.parametrize(("cores", "ranks", "own"), [factory.slow(8, 2, 4), (6, 3, 2), (5, 5, 1)])
-def test_ranks_share_the_cores(cores, ranks, own):
-    shared = dataclasses.replace(FREE, name="host", cores=cores, ranks_on_host=ranks)
-    alone = dataclasses.replace(FREE, name="host", cores=own)
-    options = {"count": 16, "num_workers": own + 2, "collate_fn": list}
-    assert rows(load(TEN, shared, **options)) == rows(load(TEN, alone, **options))
-
-
 def rows(recording):
     return [(s.start, s.end, s.lane.name, s.kind, s.name, s.batch) for s in recording.timeline.rows()]
 
@@ -757,12 +744,6 @@ def rows(recording):
 def test_waiting_needs_no_core(workers, ranks):
     options = {"cores": 2, "ranks_on_host": ranks, "contention": 100}
     assert speedup(workers, declared(waits=0.01), 16, **options) == pytest.approx(workers, rel=0.001)
-
-
-def test_work_and_waiting():
-    """4 workers on one core: 10 ms of it a sample, while the others wait."""
-    sample, host = declared(0.01, waits=0.03), dataclasses.replace(FREE, cores=1)
-    assert 190 * MS <= fetching(load(sample, host, 16, num_workers=4, collate_fn=list)) <= 200 * MS
 
 
 def cores_of(affinity):

@@ -17,7 +17,7 @@ from factory import Samples
 from torch.utils.data import DataLoader
 
 import loaderviz as lv
-from loaderviz.emulator import Host
+from loaderviz.emulator import Host, threads
 from loaderviz.timeline import Cause, Kind
 
 HOST = replace(Host.preset("workstation"), cores=0, first_read=0)
@@ -337,8 +337,9 @@ def test_waits_for_the_disk_are_no_waits_for_a_lock(tmp_path):
 @needs_fork
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [threading.Lock, multiprocessing.Lock])
-def test_a_lock_that_another_thread_of_the_program_has_ends_no_recording(make):
+def test_a_lock_that_another_thread_of_the_program_has_ends_no_recording(make, monkeypatch):
     """It is older than the recording, which cannot see it: after a while the threads go on in real time."""
+    monkeypatch.setattr(threads, "LOOK", 0.01)
     lock = make()
 
     def beside():
