@@ -168,7 +168,7 @@ def test_a_slider_moves_in_what_nbconvert_makes_of_a_saved_notebook(shown, tmp_p
 
 
 def test_a_browser_works_out_what_python_does_as_node_does(chromium):
-    """The same 20 edges and 100 of the settings as in tests/view/test_engine.py."""
+    """The same 20 edges and 300 settings as in tests/view/test_engine.py."""
     page, script = chromium.new_page(), module(*EXPLORER)
     asks = f"""async ([script, given]) => {{
         const address = URL.createObjectURL(new Blob([script], {{ type: "text/javascript" }}));
@@ -179,8 +179,8 @@ def test_a_browser_works_out_what_python_does_as_node_does(chromium):
         given = {"tables": tables(), "expression": expression, "all": all_}
         return [json.loads(each) for each in page.evaluate(asks, [script, given])]
 
-    found = check(in_browser, [*EDGES, *(any_settings(random.Random(seed)) for seed in range(100))])
-    assert sum(len(each.get("rows", ())) for each in found) > 3_000
+    found = check(in_browser, [*EDGES, *(any_settings(random.Random(seed)) for seed in range(300))])
+    assert sum(len(each.get("rows", ())) for each in found) > 10_000
     page.close()
 
 

@@ -213,8 +213,8 @@ def test_300_settings(in_page, part):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(25))
-def test_2500_settings(in_page, part):
+@pytest.mark.parametrize("part", range(50))
+def test_5000_settings(in_page, part):
     """One in ten has hundreds of kernels and dozens of workers, which Python takes ten times as long to emulate."""
     check(in_page, [any_settings(random.Random(10**6 + 100 * part + seed), seed % 10 == 0) for seed in range(100)])
 
