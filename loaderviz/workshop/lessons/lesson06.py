@@ -188,7 +188,7 @@ def pace(answer: Callable[..., Any], chance: random.Random) -> Score:
         for workers in (1, needed):  # fetching is the slowest station, and then another one
             step, timeline = fresh.run(workers)
             known = {"costs": fresh, "workers": counted(workers, "worker"), "rule": say("slowest")}
-            mistakes = {
+            mistakes: dict[str, list[float]] = {
                 "stations-added": [fetch / workers + sum(others)],
                 "fetch-whole": [max(fetch, *others)],
                 "all-divided": [max(fetch, *others) / workers],
