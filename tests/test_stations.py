@@ -292,6 +292,7 @@ def test_looks_while_an_emulated_clock_stands_still_follow_each_other():
     assert all(late.time - early.time == early.lasts for early, late in pairwise(first))
 
 
+@pytest.mark.this_clock
 def test_a_look_that_comes_late_stands_for_the_time_before_it():
     """Code in C that does not let go of the interpreter is seen after it."""
     data = [[number, str(number)] for number in range(100_000)]
