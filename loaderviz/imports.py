@@ -71,7 +71,7 @@ def around(original: Function, function: Function) -> Function:
     return stand_in
 
 
-def bound(function: Function, /, *args: Any, **options: Any) -> inspect.BoundArguments:
+def bound_arguments(function: Function, /, *args: Any, **options: Any) -> inspect.BoundArguments:
     """Return what a function of torch is called with, by the names of its parameters; `TypeError` for a wrong call."""
     return inspect.signature(function).bind(*args, **options)
 

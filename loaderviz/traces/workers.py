@@ -29,7 +29,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
 from loaderviz.batches import nbytes
-from loaderviz.imports import answering, bound
+from loaderviz.imports import answering, bound_arguments
 from loaderviz.machine import Carried, Usage, own_memory, usage
 from loaderviz.stations import Place, Sampler, timed
 from loaderviz.timeline import Cause
@@ -94,7 +94,7 @@ class RecordedLoop:
             torch.autograd._enable_record_function(False)  # type: ignore[attr-defined]
         loop = self.loop or _utils.worker._worker_loop
         try:
-            given = bound(loop, *args)
+            given = bound_arguments(loop, *args)
             worker = "pin" if self.workers else given.arguments["worker_id"]
             log = FileLog(self.folder / f"{self.iterator}-{worker}", max(1, self.workers))
             if not self.workers:

@@ -54,7 +54,7 @@ from loaderviz.emulator.torch.patches import REAL_TIME, Guard, Patches, touches_
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import AT_REST, HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import NotModelledError, reraise
-from loaderviz.imports import answering, bound, held, starting
+from loaderviz.imports import answering, bound_arguments, held, starting
 from loaderviz.machine import Carried, thread_time_ns, tick
 from loaderviz.stations import Place, Sampler, place_of, stack_of, timed, timing
 from loaderviz.timeline import Cause, Kind
@@ -196,7 +196,7 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
         return fetcher
 
     loop = importlib.import_module(module)._worker_loop
-    answering(bound(loop, *args).arguments["data_queue"])
+    answering(bound_arguments(loop, *args).arguments["data_queue"])
     with (  # the process may be another worker after this one
         held(time, "sleep", functools.partial(meter.count_sleep, time.sleep)),
         held(torch_dataloader._DatasetKind, "create_fetcher", staticmethod(create_counting)),
@@ -219,7 +219,7 @@ def pin_loop(loop: Callable[..., None], *args: Any) -> None:
     try:
         loop(*args)
     except (ConnectionError, FileNotFoundError, EOFError):
-        if not bound(loop, *args).arguments["done_event"].wait(TELLS_OF_WORKERS):
+        if not bound_arguments(loop, *args).arguments["done_event"].wait(TELLS_OF_WORKERS):
             raise
 
 
@@ -674,6 +674,7 @@ class Meter(TorchDispatchMode):
         self.waited = Waited(0, 0)
         self._rests, self._waits = Carried(), Carried()
         self.calls = self.overhead = 0  # calls of torch that the emulator saw, and what it took at each [ns]
+        self.is_calibrated = False
         self._taken = self._stacked = 0  # tensors: views and copies, and parts of a batch
         self._inside = 0  # above 0: what is called is priced as a whole, or elsewhere
         self._declared = 0  # above 0: so is all Python, but torch's operators
@@ -785,7 +786,7 @@ class Meter(TorchDispatchMode):
         Tried with what data sets do most.
         """
         tensor, seen, plain = torch.empty(2, 1), list[int](), list[int]()
-        self.overhead = 0
+        self.overhead, self.is_calibrated = 0, True
         with processor_time.fine():
             for _ in range(7):
                 with self:

@@ -220,7 +220,7 @@ class Session(HostThread, TensorMemory):
             self.operators.__exit__(None, None, None)
             self.aside = self.operators
         try:
-            if not self.meter.overhead and (self.measured or not priced):
+            if not self.meter.is_calibrated and (self.measured or not priced):
                 self.meter.calibrate()
             with self.meter:
                 yield self.meter

@@ -26,7 +26,7 @@ from loaderviz.emulator.torch.placement import move
 from loaderviz.emulator.torch.session import CPU, DEVICE, STANDS_FOR_CUDA, Session, wanted_device
 from loaderviz.emulator.torch.tensors import is_on_device
 from loaderviz.errors import NotModelledError
-from loaderviz.imports import bound
+from loaderviz.imports import bound_arguments
 
 TRACERS = "_create_graph_by_tracing", "_create_function_from_trace", "_create_function_from_trace_with_dict"
 METHOD_TRACERS = "_create_method_from_trace", "_create_method_from_trace_with_dict"
@@ -74,7 +74,7 @@ def _install_compile(session: Session, patches: Patches) -> None:
 
     @patches.around(torch, "compile")
     def compile_eagerly(original: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = bound(original, *args, **kwargs).arguments
+        asked = bound_arguments(original, *args, **kwargs).arguments
         model = asked.pop("model", None)
         if model is None:
             return lambda model: torch.compile(model, **asked)

@@ -18,7 +18,7 @@ from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
 from loaderviz.emulator.torch.tensors import is_on_device
 from loaderviz.errors import NotModelledError
-from loaderviz.imports import bound, held
+from loaderviz.imports import bound_arguments, held
 
 
 def install(session: Session, patches: Patches) -> None:
@@ -88,7 +88,7 @@ def _install_groups(session: Session, patches: Patches) -> None:
 
     @patches.around(distributed, "init_process_group")
     def init_process_group(begin: Any, *args: Any, **kwargs: Any) -> None:
-        options = bound(begin, *args, **kwargs).arguments
+        options = bound_arguments(begin, *args, **kwargs).arguments
         ranks = options.get("world_size", -1)
         _one_rank(ranks if ranks > 0 else int(os.environ.get("WORLD_SIZE", 1)))
         wanted, device = options.get("backend"), options.get("device_id")
@@ -124,7 +124,7 @@ def _install_collectives(session: Session, patches: Patches) -> None:
 
     def only_of_device(collective: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        group = bound(collective, *args, **kwargs).arguments.get("group")
+        group = bound_arguments(collective, *args, **kwargs).arguments.get("group")
         if only_nccl(group) and not all(map(is_on_device, tensors)):
             raise RuntimeError(f"{collective.__name__}: No backend type associated with device type cpu")
         return collective(*args, **kwargs)
