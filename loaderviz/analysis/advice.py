@@ -617,6 +617,10 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     seen, remedy, number = _behind(facts, gain, starving)
     if remedy in ("fewer-bytes", "fewer-tensors"):  # the pin thread has less to do then, and so have the workers
         gain = facts.gain(facts.length(waits), "the waits for data", *floors[:2])
+    if remedy == "no-warm-up":
+        _, change = in_few_steps(facts, starving)
+    else:
+        change = REMEDIES[remedy].format(number=number, pin=_pin(facts))
     time = duration(facts, intervals.length(starved))
     idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
     removal = facts.removal(even=True) if remedy == "any-order" else None
@@ -627,7 +631,7 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
         f"the loop waits {duration(facts, facts.length(waits))} for its next batch{idle} "
         f"({where(facts, waits)}); {seen}{_at_line(facts)}{_room(facts, number)}"
         f"{too_slow(facts, *floors) if number else ''}{_starting(facts, number, gain)}",
-        REMEDIES[remedy].format(number=number, pin=_pin(facts), leave_out=in_few_steps(facts, starving)[1]),
+        change,
         gain,
         _workers(facts, number),
         subject=_DATA,
@@ -1514,10 +1518,9 @@ def _pin_thread_is_full(facts: Evidence) -> bool:
 
 CHEAPER = "prepare the samples once and store them, or keep the data set on the GPU"
 NO_MORE = "# more workers do not help"
-REMEDIES: dict[Remedy, str] = {  # as lines of code; so many workers, and whether they pin, are put in
+REMEDIES: dict[Remedy, str] = {  # as lines of code, into which comes how many workers and whether they pin
     "workers": "loader = DataLoader(..., num_workers={number}{pin})",
     "some-workers": "loader = DataLoader(..., num_workers=...)  # more than now",
-    "no-warm-up": "{leave_out}",
     "any-order": "loader = DataLoader(..., in_order=False)  # batches come as they are ready, so the order changes",
     # helps where the batches are there in time on average; no replay has a stock of another size
     "stock": (

@@ -155,18 +155,14 @@ def limit(text: str, *, change: bool = False) -> Limit:
     if match is None:
         raise LimitError(f"{text!r} is no limit: write NAME=NUMBER, such as overlap=0.9, step=2ms or step=10%")
     name, number, unit = match.groups()
-    faults = (  # whether it is one, and what to say
-        (name not in BETTER, f"{name!r} has no limit: give one of {', '.join(BETTER)}"),
-        (change and unit != "%", f"{text!r}: a change needs a share, such as {name}=10%"),
-        (
-            unit == "%" and not change and name not in SHARES,
-            f"{text!r}: one run has no change in it; `loaderviz diff` compares two",
-        ),
-        (unit not in ("", "%") and name not in TIMES, f"{text!r}: {name} is no time, so it has no {unit}"),
-    )
-    for is_fault, told in faults:
-        if is_fault:
-            raise LimitError(told)
+    if name not in BETTER:
+        raise LimitError(f"{name!r} has no limit: give one of {', '.join(BETTER)}")
+    if change and unit != "%":
+        raise LimitError(f"{text!r}: a change needs a share, such as {name}=10%")
+    if unit == "%" and not change and name not in SHARES:
+        raise LimitError(f"{text!r}: one run has no change in it; `loaderviz diff` compares two")
+    if unit not in ("", "%") and name not in TIMES:
+        raise LimitError(f"{text!r}: {name} is no time, so it has no {unit}")
     try:
         return Limit(name, float(number) * UNITS[unit])
     except ValueError as problem:
