@@ -18,6 +18,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 import loaderviz as lv
 from loaderviz.batches import BATCH_RANGE
 from loaderviz.imports import cured_imports
-from loaderviz.machine import processor
+from loaderviz.machine import cores, processor
 from loaderviz.timeline import Kind
 
 with cured_imports():
@@ -50,8 +51,8 @@ loop takes [ms], in the median. A ratio is predicted over measured throughput: 1
 is too slow. The last two columns say by how much a step gets longer or shorter with one more worker, and by how much
 it is said to. A change is clear where it is above 10 % in the same direction in all {rounds} rounds.
 
-Made by `python -m benchmarks.pipeline` on {processor}, with PyTorch {torch}. On another machine, and on one that has
-other work, it comes out otherwise.
+Made by `python -m benchmarks.pipeline` on {date}, with PyTorch {torch} and {cores} cores ({processor}). Another machine
+gives other numbers, and so does one that has other work.
 """
 HEAD = (
     "| data set | 0 workers | 1 | 2 | ratio, 0 workers | 1 | 2 | from 0 to 1 worker | from 1 to 2 |",
@@ -232,7 +233,7 @@ def measure(data: Set, rounds: int) -> Row:
 
 
 def main() -> None:
-    """Print a table."""
+    """Print the table; write the page where all data sets were run."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--sets", nargs="*", help="some of the data sets, by name")
@@ -253,7 +254,13 @@ def main() -> None:
     result = f"{inside} of {len(ratios)} ratios lie from {LEAST:.2f} to {MOST:.2f}."
     print(f"\n{result}")
     if not options.sets and options.rounds >= ROUNDS:
-        told = INTRODUCTION.format(rounds=options.rounds, processor=processor(), torch=torch.__version__)
+        machine = {
+            "date": date.today(),
+            "cores": cores().physical,
+            "processor": processor(),
+            "torch": torch.__version__,
+        }
+        told = INTRODUCTION.format(rounds=options.rounds, **machine)
         PAGE.write_text("\n".join([told, *lines, "", result, ""]), encoding="utf-8")
 
 

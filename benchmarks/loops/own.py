@@ -435,7 +435,7 @@ def workers_keep_what_they_read(repaired: bool = False, workers: int = 2, **_: A
         time.sleep(0.002)
         return torch.zeros(784)
 
-    train(DataLoader(Samples(sample, 4800), 16, num_workers=workers), network(784, 64))
+    train(DataLoader(Samples(sample, 1600), 16, num_workers=workers), network(784, 64))
 
 
 @case("uneven-steps", hosts=EMULATED)
