@@ -746,6 +746,12 @@ def test_waiting_needs_no_core(workers, ranks):
     assert speedup(workers, declared(waits=0.01), 16, **options) == pytest.approx(workers, rel=0.001)
 
 
+def test_work_and_waiting():
+    """4 workers on one core: 10 ms of it a sample, while the others wait."""
+    sample, host = declared(0.01, waits=0.03), dataclasses.replace(FREE, cores=1)
+    assert 190 * MS <= fetching(load(sample, host, 16, num_workers=4, collate_fn=list)) <= 200 * MS
+
+
 def cores_of(affinity):
     code = f"import os; os.sched_setaffinity(0, {affinity}); from loaderviz.machine import cores; print(*cores())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

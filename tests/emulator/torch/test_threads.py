@@ -469,6 +469,19 @@ def test_a_deadlock_is_said_at_once_with_who_waits_where(silent):
     assert silent == [stopped.value] * 2
 
 
+def test_a_queue_that_nobody_fills_is_a_deadlock_too(silent):
+    def fails(ready):
+        ready.put(torch.ones(1, device="cuda"))
+        raise KeyError("mine")
+
+    with pytest.raises(DeadlockError, match=r"main thread waits in Queue\.get"), lv.record(on="a100"):
+        ready = queue.Queue()
+        started(lambda: fails(ready))
+        assert ready.get().is_cuda
+        ready.get()
+    assert [type(problem) for problem in silent] == [KeyError]
+
+
 def test_a_wait_that_the_recording_cannot_see_is_refused_with_the_stack(silent, monkeypatch):
     monkeypatch.setattr(threads, "LOOK", 0.01)
     older = holding(threading.Lock())
