@@ -633,6 +633,23 @@ def test_steps_that_are_alike_are_not_told(often, kind, steps):
     assert not uneven(often, kind, steps)
 
 
+@pytest.mark.parametrize(
+    ("longer", "told"), [(0, []), (2000, ["half of 28 steps of the optimizer take at most 702 µs"])]
+)
+def test_an_optimizer_that_steps_every_fourth_batch_makes_no_step_uneven(longer, told):
+    """Gradients are accumulated: what is compared is all that one step of the optimizer is made of."""
+    stepping = {"name": "Optimizer.step#SGD.step"}
+    loop = looped(
+        120,
+        ("stream", Kind.COPY_H2D, 20, {"nbytes": 1000, "pinned": True}),
+        ("stream", Kind.COMPUTE, lambda batch: 100 + longer * (batch in (17, 50))),
+        ("main", Kind.OPERATOR, lambda batch: 2 * (batch % 4 == 3), stepping),
+        ("stream", Kind.COMPUTE, lambda batch: 220 * (batch % 4 == 3)),
+    )
+    found = [finding.evidence for finding in lv.advise(waiting(loop)) if finding.kind == "uneven-steps"]
+    assert [evidence[: len(start)] for evidence, start in zip(found, told, strict=True)] == told
+
+
 def test_slow_workers_are_counted():
     finding = finding_of(run(SLOW), "waiting-for-data")
     assert "2 workers fetch" in finding.evidence and "CPU cores" not in str(lv.advise(run(SLOW)))

@@ -1057,10 +1057,10 @@ def uneven_steps(facts: Evidence) -> Finding | None:
     if long < SPREAD * usual:
         return None
     (what, change), extra = _LONGER[next(iter(more))], next(iter(more.values()))
-    count = np.count_nonzero(far)
+    count, steps = np.count_nonzero(far), "steps" if facts.optimized is facts.begins else "steps of the optimizer"
     return Finding(
         "uneven-steps",
-        f"half of {len(time):,} steps take at most {words.duration(usual)}, one in a hundred takes "
+        f"half of {len(time):,} {steps} take at most {words.duration(usual)}, one in a hundred takes "
         f"{words.duration(long)} or more. In the {count:,} that {'is' if count == 1 else 'are'} long {what} "
         f"{words.duration(extra)} more than in the others",
         change,

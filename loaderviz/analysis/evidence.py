@@ -19,7 +19,7 @@ import numpy as np
 
 from loaderviz import intervals, words
 from loaderviz.analysis import Gain
-from loaderviz.batches import HAND_OUT, LOADER_NEXT, WORKER_START
+from loaderviz.batches import HAND_OUT, LOADER_NEXT, OPTIMIZER_STEP, WORKER_START
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import (
     NONE,
@@ -937,13 +937,21 @@ class Evidence:
         return begin_of(self.timeline, self.device, self.marked.spans[self.marked.between(self.start, self.end)])
 
     @cached_property
-    def longer_steps(self) -> tuple[Ints, Mask, dict[str, float]]:
-        """How long each step takes [ns], which are long, and how much more they have [ns] of what, the largest first.
+    def optimized(self) -> Ints:
+        """When the device begins on each step [ns]; on each step of the optimizer, where gradients are accumulated."""
+        optimizing = self.timeline.start[self.loop & self.timeline.named(OPTIMIZER_STEP.match)]
+        ends = np.unique(np.searchsorted(self.timeline.start[self.marks], optimizing, side="right"))
+        ends = ends[(ends > 0) & (ends < len(self.begins))]
+        return self.begins[ends] if 0 < 2 * len(ends) <= len(self.begins) else self.begins
 
-        Long is a step of 1.5 times the median. What they have more is the time of "kernels", "copies", "collectives"
+    @cached_property
+    def longer_steps(self) -> tuple[Ints, Mask, dict[str, float]]:
+        """How long each of `optimized` takes [ns], which are long, and what they have more [ns], the largest first.
+
+        Long is one of 1.5 times the median. What they have more is the time of "kernels", "copies", "collectives"
         and "loading", of "operators" where there is no GPU; "" is the rest, in which the GPU has nothing to do.
         """
-        edges = self.begins
+        edges = self.optimized
         time = intervals.free_within(self.outside, edges[:-1], edges[1:])
         far = time > LONG * np.median(time) if len(time) else np.zeros(0, bool)
         if not far.any():
