@@ -114,13 +114,26 @@ class Fetched:
         batched = not fetcher.auto_collation or bool(getattr(dataset, "__getitems__", None))
         samples = sample_count(indices, data)
         given = len(indices) if fetcher.auto_collation else int(indices != ())  # nothing is, where the fetch has failed
-        work = meter.work + meter.taking(min(1, given) if batched else given)
-        counted = meter.slept, work, unpriced, *meter.waited
+        taking = meter.taking(min(1, given) if batched else given)
+        return cls.of(meter, data, samples, batched=batched, taking=taking, unpriced=unpriced)
+
+    @classmethod
+    def of(cls, meter: Meter, data: Any, samples: int, *, batched: bool, taking: int, unpriced: int) -> Fetched:
+        """Note what the meter has counted."""
+        counted = meter.slept, meter.work + taking, unpriced, *meter.waited
         locks, queued = meter.locks.held(), min(meter.waited.time, meter.locks.waited)
         return cls(
             data, samples, *counted, batched, meter.files,
             here=meter.here, place=meter.place, locks=locks, queued=queued, tries=meter.locks.tried,
         )  # fmt: skip
+
+    def after(self, begun: Fetched) -> Fetched:
+        """Add what the worker did before its first order, which waits for that."""
+        lasts, lasted = (each.slept + each.work + each.waited for each in (self, begun))
+        self.place = self.place if lasts > lasted else begun.place or self.place
+        for name in ("slept", "work", "unpriced", "waited", "spun", "here", "queued", "tries", "files", "locks"):
+            setattr(self, name, getattr(begun, name) + getattr(self, name))
+        return self
 
     def pin_memory(self) -> Fetched:
         """Called by the pin thread."""
@@ -172,12 +185,21 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
         if isinstance(guard, Guard):
             guard.touches = functools.partial(meter.touches, asks=guard.touches)
     create: Any = torch_dataloader._DatasetKind.create_fetcher
-    before = others_time()
+    before, begun = others_time(), list[Fetched]()
 
-    def create_counting(*arguments: Any) -> Any:
-        fetcher = create(*arguments)
+    def begin(function: Callable[..., Any], *arguments: Any) -> Any:
+        if measured:
+            meter.calibrate()
+        with meter:
+            result = function(*arguments)
+        begun.append(Fetched.of(meter, None, 0, batched=False, taking=0, unpriced=meter.unpriced))
+        return result
+
+    def create_counting(kind: Any, *arguments: Any) -> Any:
         if sys._getframe(1).f_code.co_name != "_worker_loop":  # of a DataLoader within the data set: a part of a fetch
-            return fetcher
+            return create(kind, *arguments)
+        iterable = kind == torch_dataloader._DatasetKind.Iterable  # whose `__iter__` is called now
+        fetcher = begin(create, kind, *arguments) if iterable else create(kind, *arguments)
         if measured or not is_priced(fetcher.dataset):
             meter.calibrate()
         fetcher.collate_fn = timed(fetcher.collate_fn, meter.sampler)
@@ -188,6 +210,8 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
             with meter:
                 data = fetch(indices)
             fetched = Fetched.by(fetcher, indices, data, meter)
+            while begun:
+                fetched = fetched.after(begun.pop())
             fetched.sent = max(0, others_time() - before)  # clocks tick apart: what is less than nothing is carried on
             before += fetched.sent
             return fetched
@@ -196,12 +220,15 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
         return fetcher
 
     loop = importlib.import_module(module)._worker_loop
-    answering(bound_arguments(loop, *args).arguments["data_queue"])
+    bound = bound_arguments(loop, *args)
+    answering(bound.arguments["data_queue"])
+    if (init := bound.arguments["init_fn"]) is not None:
+        bound.arguments["init_fn"] = functools.partial(begin, init)
     with (  # the process may be another worker after this one
         held(time, "sleep", functools.partial(meter.count_sleep, time.sleep)),
         held(torch_dataloader._DatasetKind, "create_fetcher", staticmethod(create_counting)),
     ):
-        loop(*args)
+        loop(*bound.args, **bound.kwargs)
 
 
 def others_time() -> int:

@@ -302,6 +302,44 @@ def test_out_of_order_batches_come_as_they_are_ready_in_virtual_time(persistent_
     assert (again, list(other.rows())) == (epochs, list(timeline.rows()))
 
 
+class Opening(Stream):
+    """Opens a file for 20 ms before its first sample, as it is asked for an iterator."""
+
+    def __iter__(self):
+        time.sleep(0.02)
+        return super().__iter__()
+
+
+BEGINS = {
+    "sleeps": lambda number: time.sleep(0.02),
+    "costs": lambda number: lv.costs(0.02).__enter__(),
+    "waits": lambda number: lv.costs(waits=0.02).__enter__(),
+}
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+@pytest.mark.parametrize("begins", [*BEGINS, "opens"])
+def test_what_a_worker_does_before_its_first_order_is_waited_for(begins, persistent_workers):
+    """A worker_init_fn, and the beginning of an iterable data set: 20 ms more in the first fetch of each worker."""
+
+    def fetches(streams, init):
+        with lv.record(on="a100", host="laptop") as recording:
+            options = {"num_workers": 2, "persistent_workers": persistent_workers, "worker_init_fn": init}
+            loader = DataLoader(streams(), 2, **options)
+            epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
+        rows = np.flatnonzero(recording.timeline.where(Kind.FETCH))
+        rows = rows[np.argsort(recording.timeline.batch[rows], kind="stable")]
+        return epochs, (recording.timeline.end - recording.timeline.start)[rows[recording.timeline.batch[rows] >= 0]]
+
+    plain, without = fetches(Stream, None)
+    given, took = fetches(Opening if begins == "opens" else Stream, BEGINS.get(begins))
+    first = np.array([1, 1, 0, 0, 1, 1, 0, 0])  # of two workers in two epochs
+    if persistent_workers and begins != "opens":  # an iterator is made for each epoch
+        first[4:] = 0
+    shared = 500_000 if begins == "costs" else 0  # ns: two work at once, and share what the cores share
+    assert given == plain and (took - without).tolist() == pytest.approx((20_000_000 * first).tolist(), abs=shared)
+
+
 class ReallyWaits(Squares):
     """The first sample really waits for 60 ms, unseen; in virtual time it takes 1 ms, and the others take 5 ms."""
 
