@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import loaderviz as lv
 from loaderviz.emulator import Host
 from loaderviz.emulator.host import CostsError
+from loaderviz.emulator.torch import dataloader
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Kind
 
@@ -449,9 +450,16 @@ def test_waiting_of_the_loop_is_none_of_the_data_set(host):
     assert sum(durations(recording)) < 20 * MS
 
 
-def test_a_worker_that_starts_late_is_no_waiting():
-    recording = load(lambda index: 0.0, num_workers=2, worker_init_fn=lambda index: rest(0.1))
-    assert recording.timeline.context.unpriced == ()
+def test_a_worker_that_starts_late_is_no_waiting(monkeypatch):
+    monkeypatch.setattr(dataloader, "look_in_worker", lambda: rest(0.1))
+    assert load(lambda index: 0.0, num_workers=2).timeline.context.unpriced == ()
+
+
+def test_a_worker_that_waits_in_its_init_function_is_told_or_charged():
+    waits = {"num_workers": 2, "worker_init_fn": lambda index: rest(0.1)}
+    assert load(lambda index: 0.0, "laptop", **waits).timeline.context.unpriced == ("waiting",)
+    measured = load(lambda index: 0.0, "auto", **waits)
+    assert measured.timeline.context.measured == ("waiting",) and max(durations(measured)) > 90 * MS
 
 
 # 2. Decoding
