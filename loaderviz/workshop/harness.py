@@ -222,6 +222,13 @@ class BatchSource:
     def __len__(self) -> int:
         return len(self._data)
 
+    @property
+    def changed(self) -> int | None:
+        """The first batch in which there is something else than was handed out; not known of buffers."""
+        pairs = () if self._buffers else zip(self._ready, self._data, strict=True)
+        same = (all(map(torch.equal, mine, given)) for mine, given in pairs)
+        return next((number for number, each in enumerate(same) if not each), None)
+
     def __iter__(self) -> Iterator[Batch]:
         return handed_out(self._filled())
 
@@ -271,6 +278,7 @@ class LoaderRun:
     config: FeedConfig
     loop: CheckLoop
     lints: Sequence[Any]
+    changed: int | None  # the first batch of the source that the learner's code wrote into
 
     @property
     def took(self) -> int:
@@ -291,6 +299,8 @@ class LoaderRun:
                 raise self.not_yet(*diagnosis.wrong_batch(*found))
         self.must_not_be_reused()
         self.must_have_no_hazards()
+        if self.changed is not None:
+            raise self.not_yet(say("changed-source", batch=self.changed), say("keep-source"))
         self.must_be_sent(self.config.epochs * self.data.images.nbytes if needed is None else needed)
 
     def must_be_pinned(self, copies: Iterable[Span], rule: str, key: str = "copy-staged") -> None:
@@ -481,6 +491,7 @@ def feed(
         setting,
         loop,
         recording.lints,
+        source.changed,
     )
 
 

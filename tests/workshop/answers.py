@@ -6,6 +6,7 @@ RIGHT["3.1"] is a list of functions; WRONG["3.1"] a list of (function, what the 
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import re
 import time
@@ -378,6 +379,26 @@ def resume_from_a_default(images, labels, size, epoch, first, known={}):  # noqa
     return resume_in_order(known.setdefault(epoch, torch.randperm(len(images))), images, labels, size, first)
 
 
+DRAWN = random.randrange(2**30)
+
+
+def resume_by_a_drawn_seed(images, labels, size, epoch, first):
+    """Right as long as nobody imports this module anew."""
+    return resume_in_order(order_of(DRAWN + epoch, len(images)), images, labels, size, first)
+
+
+def resume_by_the_process(images, labels, size, epoch, first):
+    return resume_in_order(order_of(os.getpid() + epoch, len(images)), images, labels, size, first)
+
+
+def resume_by_the_clock(images, labels, size, epoch, first):
+    return resume_in_order(order_of(int(time.time()) + epoch, len(images)), images, labels, size, first)
+
+
+def order_of(seed, count):
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
 def resume_in_order(order, images, labels, size, first):
     images, labels = images.to("cuda"), labels.to("cuda")
     return ((images[rows], labels[rows]) for rows in order.to("cuda").split(size)[first:])
@@ -573,7 +594,15 @@ WRONG = {
     "4.2": [
         *(
             (load, r"begun again at batch \d+. Batch \d+ is not the one.*it has other samples")
-            for load in (resume_from_a_global, resume_from_a_cache, ResumeFromAClass, resume_from_a_default)
+            for load in (
+                resume_from_a_global,
+                resume_from_a_cache,
+                ResumeFromAClass,
+                resume_from_a_default,
+                resume_by_a_drawn_seed,
+                resume_by_the_process,
+                resume_by_the_clock,
+            )
         ),
         (
             lambda images, labels, size, epoch, first: itertools.islice(

@@ -72,10 +72,10 @@ def drawn():
 @pytest.fixture(scope="module")
 def drawn_once():
     """The machines of 9.1, which take seconds to draw, are the same for all answers."""
-    halves = True, False
-    cases = {truth: list(claims._drawn(truth, claims.CASES // 2, random.Random(truth))) for truth in halves}
+    both = ("",) * claims.TRUE, claims.FALSE
+    cases = {ways: list(claims._drawn(ways, random.Random(len(ways)))) for ways in both}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(claims, "_drawn", lambda truth, *_: cases[truth])
+        patch.setattr(claims, "_drawn", lambda ways, *_: cases[ways])
         yield
 
 

@@ -310,6 +310,14 @@ def install_clock(session: Session, patches: Patches) -> None:
         with own, session.calling("time.sleep"):
             session.sleep(round(seconds * SECOND))
 
+    _install_timers(patches)
+
+
+def _install_timers(patches: Patches) -> None:
+    """Let those who time code have the clock, which their functions hold since they were defined."""
+    for function in (timeit.timeit, timeit.repeat, timeit.Timer.__init__):
+        given = [time.perf_counter if name == "timer" else each for name, each in _defaults(function)]
+        patches.set(function, "__defaults__", tuple(given))
     patches.function(timeit, "default_timer", time.perf_counter)
     if benchmark := sys.modules.get("torch.utils.benchmark"):
 
@@ -324,6 +332,12 @@ def install_clock(session: Session, patches: Patches) -> None:
             if not args:
                 more.setdefault("timer", synchronized)
             begin(self, stmt, setup, start, *args, **more)
+
+
+def _defaults(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names of the parameters that have a default, and these."""
+    parameters = inspect.signature(function).parameters.values()
+    return ((each.name, each.default) for each in parameters if each.default is not inspect.Parameter.empty)
 
 
 def is_virtual(session: Session, caller: Any) -> bool:

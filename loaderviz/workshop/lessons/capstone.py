@@ -189,6 +189,8 @@ def _unflipped(run: LoaderRun) -> list[torch.Tensor]:
         if known_all and abs(share - 0.5) > 0.05:
             fact = say("turned" if number else "turned-first", epoch=number, share=words.share(share))
             raise run.not_yet(fact, say("flip-half"))
+    if known_all and all(abs(flipped.double().mean() - 0.5) > 0.45 for _, flipped in turned):
+        raise run.not_yet(say("mirrors-by-batch"), say("flip-half"))
     return found
 
 

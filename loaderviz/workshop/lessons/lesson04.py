@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import itertools
+import linecache
+import os
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import lru_cache
 from sys import modules
@@ -16,6 +20,7 @@ from typing import Any, cast
 import torch
 
 from loaderviz import words
+from loaderviz.imports import held
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import stretch
@@ -50,10 +55,11 @@ def _slow(timeline: Timeline) -> diagnosis.Fact:
 def _moves_more(timeline: Timeline, data: Data, epochs: int) -> diagnosis.Fact | None:
     """Say that more bytes travel than the data set has, and the rule: it moves in each epoch, or as another type."""
     copied = sum(copy.nbytes for copy in timeline.rows(Kind.COPY_H2D))
-    if copied <= 1.5 * data.nbytes:
+    count = len(list(timeline.rows(Kind.COPY_H2D)))
+    if copied <= 1.5 * data.nbytes and count <= 2 * PER_EPOCH:  # one for each batch and its labels, but not each time
         return None
     sizes = {"copied": words.size(copied), "once": words.size(data.nbytes)}
-    rule = "once" if len(diagnosis.copies(timeline)) > 1 else "R22"
+    rule = "once" if count > 2 else "R22"
     return say("moved-again", epochs=epochs, **sizes), say(rule)
 
 
@@ -129,8 +135,10 @@ def must_be_shuffled(run: LoaderRun, epochs: Sequence[torch.Tensor], size: int, 
         steps = place.diff().unique(return_counts=True)[1].max() / len(rows)  # such as always to the next one
         rank = torch.corrcoef(torch.stack([place, torch.arange(len(place))]).double())[0, 1].abs()
         near = place.diff().abs().double().mean() / len(place) - 1 / 3  # such as blocks that stay together
-        if steps > 1 / 16 or max(rank, 4.2 * abs(near)) > 6 / len(place) ** 0.5:
-            raise run.not_yet(say("by-a-rule", other=other, one=one), say("shuffle"))
+        most = 6 / len(place) ** 0.5
+        by_a_rule = steps > 1 / 16 or rank > most
+        if by_a_rule or 4.2 * abs(near) > most:
+            raise run.not_yet(say("by-a-rule" if by_a_rule else "near", other=other, one=one), say("shuffle"))
     for (_, first), (one, former), (other, rows) in zip(orders, orders[1:], orders[2:], strict=False):
         back, again = first.argsort(), former.argsort()
         if torch.equal(back[former], again[rows]) or torch.equal(former[back], rows[again]):
@@ -188,7 +196,8 @@ def in_new_process(answer: Callable[..., Any]) -> Callable[..., Any]:
     """Return the learner's function as another process would have it, which knows nothing of former calls.
 
     Modules, and functions of others, are shared. What else its globals, closures, defaults and attributes name is
-    copied, where it can be copied. `hash` of a text is another one in each process.
+    copied, where it can be copied; what its file assigns from a call is asked for anew, such as a random number.
+    `hash` of a text is another one in each process.
     """
     home, salt = getattr(answer, "__globals__", None) or vars(modules.get(answer.__module__, object)), object()
     salted = {"hash": lambda value: hash((id(salt), value) if isinstance(value, (str, bytes)) else value)}
@@ -220,18 +229,32 @@ def _function_anew(
 ) -> FunctionType:
     if id(function) in copies:
         return cast(FunctionType, copies[id(function)])
-    old = function.__closure__ or ()
-    copy = FunctionType(function.__code__, place, function.__name__, None, tuple(CellType() for _ in old))
+    cells, old = function.__closure__ or (), function.__code__
+    copy = FunctionType(old, place, function.__name__, None, tuple(CellType() for _ in cells))
     copies[id(function)] = copy  # before its parts, which may name it
-    for cell, before in zip(copy.__closure__ or (), old, strict=True):
+    for cell, before in zip(copy.__closure__ or (), cells, strict=True):
         cell.cell_contents = _anew(before.cell_contents, home, place, copies)
     copy.__defaults__, copy.__kwdefaults__ = deepcopy((function.__defaults__, function.__kwdefaults__))
     vars(copy).update({name: _anew(part, home, place, copies) for name, part in vars(function).items()})
-    for name in _names_in(function.__code__):
+    for name in _names_in(old):
         if name in home and name not in place:
             place[name] = None
-            place[name] = _anew(home[name], home, place, copies)
+            place[name] = _anew(_assigned(name, home, old.co_filename), home, place, copies)
     return copy
+
+
+def _assigned(name: str, home: dict[str, Any], file: str) -> Any:
+    """Return what a global of the learner's file holds; data that a call gave are what it gives now."""
+    if not isinstance(home[name], (int, float, str, list, tuple, torch.Tensor, torch.Generator, random.Random)):
+        return home[name]
+    with suppress(Exception):  # no source, or a call that works once
+        body = ast.parse("".join(linecache.getlines(file))).body
+        assigned = [
+            each.value for each in body if isinstance(each, ast.Assign) and name in map(ast.unparse, each.targets)
+        ]
+        if any(isinstance(part, ast.Call) for part in ast.walk(assigned[-1])):
+            return eval(compile(ast.Expression(assigned[-1]), file, "eval"), home)
+    return home[name]
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -242,13 +265,25 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(part)
 
 
+@contextmanager
+def _another_process(chance: random.Random) -> Iterator[None]:
+    """Begin at another time, with another number of the process and of its parent."""
+    numbers = [chance.randrange(2**15) for _ in range(2)]
+    later = time.time_ns() + chance.randrange(10**9, 10**15)
+    with (
+        held(os, "getpid", lambda: numbers[0]), held(os, "getppid", lambda: numbers[1]),
+        held(time, "time_ns", lambda: later), held(time, "time", lambda: later / 1e9),
+    ):  # fmt: skip
+        yield
+
+
 @check_of("4.2")
 def resume(answer: Callable[..., Any], chance: random.Random) -> Score:
     data, epoch, first = _data(chance), chance.randrange(1000), chance.randrange(1, PER_EPOCH - 1)
 
     def run_from(number: int, start: int) -> tuple[LoaderRun, list[torch.Tensor]]:
         arguments, count = (harness.SAMPLES, number, start), PER_EPOCH - start
-        with _global_generators(chance):
+        with _global_generators(chance), _another_process(chance):
             setting, seed = FeedConfig(dtype=torch.uint8), torch.initial_seed()
             run = feed(in_new_process(answer), data, setting, *arguments, resident=True, count=count)
             if torch.initial_seed() != seed:

@@ -208,10 +208,10 @@ def wait(answer: Callable[..., Any], chance: random.Random) -> Score:
 
 @check_of("5.2")
 def kept(answer: Callable[..., Any], chance: random.Random) -> Score:
-    run = _feed(answer, _data(chance))
+    run = _feed(answer, data := _data(chance))
     run.must_be_right()
     run.must_hold(HELD, "R35-references")
-    return run.must_take(run.limit(HIDDEN), FACTOR)
+    return judged_again(run.must_take(run.limit(HIDDEN), FACTOR), lambda: _reading(answer, data))
 
 
 # 5.3
@@ -234,8 +234,8 @@ class _Undo(TrialLoop):
 def scaled(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = _data(chance)
     for images, _ in data.batches:
-        most = chance.randrange(DARKEST, 256)
-        images.clamp_(max=most)[0, 0] = most
+        most = chance.randrange(DARKEST, 256)  # of one picture, and not of the first
+        images.clamp_(max=most * 9 // 10)[chance.randrange(1, len(images)), 0] = most
     data = Data(data.images, data.labels, data.sizes, chance)
     run = _feed(answer, data, _Undo)
     run.must_have_no_hazards()

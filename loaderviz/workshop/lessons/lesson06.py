@@ -9,7 +9,7 @@ import math
 import operator
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +185,7 @@ def pace(answer: Callable[..., Any], chance: random.Random) -> Score:
         needed = chance.randrange(*among)
         fresh = case(slowest, needed, chance)
         fetch, *others = fresh.costs.values()
-        for workers in (1, needed):  # fetching is the slowest station, and then another one
+        for workers in (1, needed + 2):  # fetching is the slowest station, and then, by far, another one
             step, timeline = fresh.run(workers)
             known = {"costs": fresh, "workers": counted(workers, "worker"), "rule": say("slowest")}
             mistakes: dict[str, list[float]] = {
@@ -294,7 +294,7 @@ def read_fast(answer: Callable[..., Any], chance: random.Random) -> Score:
         batches = answer(Files(images, labels), harness.SAMPLES)
         if not hasattr(batches, "__iter__"):
             raise NotYet(say("no-loader", given=harness.kind_of(batches)))
-        return iter(PrefetchLoader(batches, "cuda"))
+        return iter(PrefetchLoader(_on_host(batches), "cuda"))
 
     run = feed(load, data, FeedConfig(dtype=torch.uint8, host=FILES_HOST), resident=True)
     run.must_be_right()
@@ -305,6 +305,14 @@ def read_fast(answer: Callable[..., Any], chance: random.Random) -> Score:
         fact = say("not-read", took=words.duration(took), needed=words.duration(needed))
         raise run.not_yet(fact, say("read-each"))
     return score
+
+
+def _on_host(batches: Iterable[Any]) -> Iterator[Any]:
+    """Pass the learner's batches on. Raises `NotYet` for one that is on the GPU already."""
+    for number, batch in enumerate(batches):
+        if any(isinstance(part, torch.Tensor) and part.is_cuda for part in batch):
+            raise NotYet(say("on-gpu-already", batch=number), say("check-copies"))
+        yield batch
 
 
 def workers_of(timeline: Timeline) -> int:

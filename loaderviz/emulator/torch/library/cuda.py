@@ -69,6 +69,7 @@ def install(session: Session, patches: Patches) -> None:
     for name, there in (("is_available", True), ("device_count", 1), ("_is_compiled", True)):
         answers[name] = _seen(session, there, getattr(torch.cuda, name))
     cuda = _cuda(session)
+    patches.set(internals.C, "_cuda_synchronize", cuda["synchronize"])  # for who holds torch's own function
     shared = {name: cuda[name] for name in ("current_stream", "set_stream", "synchronize")}
     replacements: dict[Any, dict[str, Any]] = {
         torch.cuda: cuda | answers | refusals,
