@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
 from loaderviz import experiment, intervals
-from loaderviz.analysis import Gain
+from loaderviz.analysis import NO_GAIN, Gain
 from loaderviz.analysis.advice import CANNOT_PAY, TAKES_FOREACH, Advice, Finding, _order, verdict, waiting_for_data
-from loaderviz.analysis.evidence import Evidence
+from loaderviz.analysis.evidence import Evidence, where
 from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.trials import Trials
 from loaderviz.analysis.what_if import LoopModel, host_of
@@ -648,6 +648,26 @@ def test_an_optimizer_that_steps_every_fourth_batch_makes_no_step_uneven(longer,
     )
     found = [finding.evidence for finding in lv.advise(waiting(loop)) if finding.kind == "uneven-steps"]
     assert [evidence[: len(start)] for evidence, start in zip(found, told, strict=True)] == told
+
+
+def test_where_spans_are_is_said_of_the_longest():
+    loop = looped(3, ("stream", Kind.COPY_H2D, lambda batch: 300 if batch == 0 else 100), ("stream", Kind.COMPUTE, 50))
+    loop.put(loop.stream, Kind.MEMSET, 400)
+    facts = Evidence(waiting(loop))
+    assert where(facts, facts.mask(Kind.COPY_H2D)) == "in stream 7, the longest takes 300 µs, at 0 ns (batch 0)"
+    assert where(facts, facts.mask(Kind.MEMSET)) == "in stream 7, the longest takes 400 µs, at 650 µs"
+
+
+def test_how_many_workers_keep_up_is_not_known_without_a_fetch():
+    facts = Evidence(waiting(Loop(copy=100, kernel=200, steps=10)))
+    assert facts.window and facts.steps and facts.workers_for(NO_GAIN) is None
+
+
+def test_one_batch_that_takes_memory_is_no_loop_that_does():
+    with lv.record(on="a100", host="laptop") as recording:
+        torch.zeros(1000, 1000).cuda()
+    assert recording.timeline.named("cudaMalloc".__eq__).any()
+    assert [finding.kind for finding in lv.advise(recording.timeline)] == ["nothing-to-gain", "start-up"]
 
 
 def test_slow_workers_are_counted():

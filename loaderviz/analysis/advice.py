@@ -561,16 +561,16 @@ def _room(facts: Evidence, number: int | None) -> str:
 
 def _starting(facts: Evidence, number: int | None, gain: Gain) -> str:
     """Say so where to start so many workers takes longer than they save in the steps that are judged."""
-    more = _more_starts(facts, number or 0)
-    if not (more and gain.ns > 0 and facts.steps):
+    if not gain.ns:
         return ""
+    more, saves = _more_starts(facts, number or 0), gain.ns / (facts.steps or 1)
     known = "assumed of this host" if facts.timeline.context.origin == "emulated" else "as it took here"
     takes = f"; starting that many more takes {words.duration(more)} ({known})"
-    if facts.epoch and more > UNTRIED * gain.ns / facts.steps * facts.epoch:
+    if facts.epoch and more > UNTRIED * saves * facts.epoch:
         return f"{takes}, in each epoch of {math.ceil(facts.epoch):,} batches, or once with persistent_workers=True"
     if more <= gain.ns:
         return ""
-    pays = math.ceil(more * facts.steps / gain.ns)
+    pays = math.ceil(more / saves)
     return f"{takes}: it pays in epochs of {pays:,} steps or more, or with persistent_workers=True"
 
 
@@ -925,7 +925,7 @@ def anomaly_mode(facts: Evidence) -> Finding | None:
     return Finding(
         "anomaly-mode",
         f"anomaly detection is on: {words.count(count, 'gradient')}{a_step(count, facts.steps)}, "
-        f"{'is' if count == 1 else 'are'} looked at for NaN ({where(facts, checks)}){for_it}. In the forward pass each "
+        f"are looked at for NaN ({where(facts, checks)}){for_it}. In the forward pass each "
         "operator keeps the stack of its call, too; what that takes is in its own time, and not told apart",
         "torch.autograd.set_detect_anomaly(False)  # on only while you look for a NaN",
         facts.gain(facts.window, what, floor),

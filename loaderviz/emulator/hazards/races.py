@@ -101,7 +101,7 @@ class MissingEdge:
         self.line, self.number = line, -1
         self.times = self.up_to = 0
         self.conflicts: dict[Any, Conflicts] = {}  # by kind, both lines, shape
-        self.leading = Conflicts("")
+        self.leading: Conflicts  # known once one was added
 
     def add(self, kind: str, conflict: Conflict) -> None:
         """Add a conflict."""
