@@ -75,7 +75,7 @@ class Step:
     waits: int
     calls: tuple[HostCall, ...]
     after: int  # ns of the host's work after the last call
-    pins: int = 0  # ns in which the loop's thread pins what workers fetched, which no graph launches
+    pins: int = 0  # ns in which the loop's thread pins what workers fetched
 
 
 class LoopModel:
@@ -114,15 +114,26 @@ class LoopModel:
         if self.resident:
             return LoaderConfig(resident=True)
         timeline, facts, copies = self.timeline, self.facts, self.copies
-        size = np.maximum(timeline.nbytes[copies], 1)
+        size, pins = np.maximum(timeline.nbytes[copies], 1), timeline.where(Kind.PIN) & (timeline.end > facts.start)
         return LoaderConfig(
-            workers=0 if timeline.where(Kind.FETCH)[facts.loop].any() else len(facts.lanes_of("worker")),
+            workers=self._workers,
             pin=bool(size[timeline.pinned[copies] == 1].sum() * 2 > size.sum()),  # most of the bytes
             non_blocking=bool(facts.synchronizes(copies).sum() * 2 <= copies.sum()),
             side_stream=not np.isin(timeline.lane[copies], [self.lane]).any(),
             depth=self._depth(),
-            pinned_before=not (timeline.where(Kind.PIN) & (timeline.end > facts.start)).any(),
+            pinned_before=self.pins_itself or not pins.any(),
         )
+
+    @cached_property
+    def _workers(self) -> int:
+        fetches = self.timeline.where(Kind.FETCH)[self.facts.loop].any()
+        return 0 if fetches else len(self.facts.lanes_of("worker"))
+
+    @cached_property
+    def pins_itself(self) -> bool:
+        """Whether the loop's thread pins what workers fetched, as no pin thread does."""
+        pins = self.facts.loop & self.timeline.where(Kind.PIN)
+        return bool(self._workers and pins.any() and not self.facts.lanes_of("pin"))
 
     def _depth(self) -> int:
         """How many batches are copied ahead: those called for before the first kernel of a step, on average."""
@@ -164,7 +175,7 @@ class LoopModel:
         last = int(ends[-1]) if (ends[:-1] >= starts[1:]).all() else facts.end  # what follows the loop is no step
         edges = np.array([*starts, last], np.int64)
         pins = intervals.covered_within(
-            facts.covered(facts.fetching & bool(self.config.workers)), edges[:-1], np.maximum(edges[1:], edges[:-1])
+            facts.covered(facts.fetching & self.pins_itself), edges[:-1], np.maximum(edges[1:], edges[:-1])
         )
         steps = []
         for index, (pinned, calls) in enumerate(zip(pins.tolist(), self._calls(edges), strict=True)):
@@ -703,7 +714,7 @@ def changed(
             f"what_if(workers={workers}): the timeline does not show how long a batch is fetched. Record with "
             "loaderviz.record(), which sees the workers, or with num_workers=0, where the main thread fetches"
         )
-    if (pinned or prefetch) and not config.pin:
+    if ((pinned or prefetch) and not config.pin) or (workers == 0 and loop.pins_itself):
         config = replace(config, pinned_before=False)
     if pinned:
         config = replace(config, pin=True, non_blocking=True)
@@ -727,8 +738,7 @@ class _LoopWork:
         self.loop, self.steps, self.warmup = loop, loop.steps, config.warmup
         self.origin, self.target, self.scale, self.slices = source, target, scale, slices
         self.graphs, self.copied_ahead = graphs, config.side_stream and config.depth > 0
-        # Where the loop's thread pins, it also takes the batches from the workers, which no pin thread does
-        self.takes = loop.preset if loop.config.workers and not loop.facts.lanes_of("pin") and config.pin else None
+        self.pins = config.pin and not config.pins  # what workers fetched, in the loop's thread
         self.sender = loop.preset if loop.config.workers else None  # whose sending is in the times of fetches
         stays = config.workers and not config.threads
         self.unsent = 0.0 if stays or (self.sender and loop.seen_parcel) else loop.timeline.context.sent  # of a fetch
@@ -754,7 +764,8 @@ class _LoopWork:
         waits = round(step.waits * self.scale)
         locked = round(self.loop.locked * self.scale)
         sends = Parcel(parcel.tensors, *(round(nbytes * self.scale) for nbytes in parcel[1:]))
-        return Batch(tensors, round(step.samples * self.scale), fetch, self.loop.draw_time, waits, locked, sends)
+        draws = self.loop.draw_time + round(self.pins * step.pins * self.scale)
+        return Batch(tensors, round(step.samples * self.scale), fetch, draws, waits, locked, sends)
 
     def source(self, does: str) -> str:
         return ""
@@ -762,9 +773,6 @@ class _LoopWork:
     def train(self, runtime: Runtime, number: int) -> None:
         """Make the calls of a step, each after the host's own work before it."""
         step = self._step(number)
-        self._work(runtime, step.pins)
-        if self.takes and step.pins:
-            self._work(runtime, self.takes.receiving(self.batch(number).parcel))
         for captured, calls in groupby(step.calls, self._is_captured):
             if captured:
                 self._launch_graph(runtime, number, list(calls))
