@@ -500,6 +500,43 @@ def test_batches_of_which_some_take_far_longer_are_taken_as_they_are_ready():
     assert "in_order" not in lv.advise(after)[0].change
 
 
+def of_slow_batches(slow, in_order):
+    """Return epochs of 10 batches, which 2 workers make, of which those with these samples take 50 ms."""
+
+    def far(number):
+        with lv.costs(waits=0.05 if number in slow else 2e-5):
+            return torch.ones(4)
+
+    with lv.record(on="a100", host="workstation") as recording:
+        net, options = torch.nn.Linear(4, 4).cuda(), {"pin_memory": True, "persistent_workers": True}
+        loader = DataLoader(factory.Samples(far, 80), 8, num_workers=2, in_order=in_order, **options)
+        for _ in range(6):
+            for x in loader:
+                net(x.to("cuda", non_blocking=True)).sum().backward()
+    return recording.timeline
+
+
+def test_an_epoch_ends_with_its_slowest_batch_in_any_order():
+    before, after = of_slow_batches((50,), in_order=True), of_slow_batches((50,), in_order=False)
+    gained = lv.summarize(before).step - lv.summarize(after).step
+    assert gained < 0.1 * lv.summarize(before).step
+    first = lv.advise(before)[0]
+    assert (first.kind, first.remedy, first.expected_gain.predicted) == ("waiting-for-data", "cheaper", None)
+    assert gained < first.expected_gain.per_step
+    facts, times = Evidence(before), dict.fromkeys(range(50), 1e6)
+    assert facts.as_ready(times) == times  # which are equal already
+    late = facts.as_ready(times | {0: 4e6, 49: 4e6})
+    assert late[9] < 3e6 < late[49]  # of the first epoch there is enough to do beside its slow batch
+    assert facts.as_ready({5: 1e6, 6: 3e6}) == {5: 2e6, 6: 2e6}  # no end is seen
+
+
+def test_slow_batches_of_an_epoch_are_made_at_a_time_in_any_order():
+    before, after = of_slow_batches((20, 50), in_order=True), of_slow_batches((20, 50), in_order=False)
+    first = lv.advise(before)[0]
+    assert first.change.startswith("loader = DataLoader(..., in_order=False)")
+    kept(first, before, after)
+
+
 def test_what_comes_back_later_is_no_warm_up():
     assert "in 2 of 12 steps" in late_batches((0, 1)).evidence
     assert late_batches((0, 1)).change.startswith("timeline.from_batch(2)")

@@ -623,7 +623,7 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
         change = REMEDIES[remedy].format(number=number, pin=_pin(facts))
     time = duration(facts, intervals.length(starved))
     idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
-    removal = facts.removal(even=True) if remedy == "any-order" else None
+    removal = facts.removal(any_order=True) if remedy == "any-order" else None
     if remedy == "lock" and facts.queued:  # one worker alone waits for nobody: what it would gain was not replayed
         removal = facts.removal(waits=facts.unlocked)
     return Finding(
@@ -1751,6 +1751,9 @@ def _tried(facts: Evidence, found: Sequence[Finding]) -> list[Finding]:
     trials, named = Trials(facts), {each.kind for each in found}
     tried = [checked for each in found if (checked := trials.tried(each))]
     tried = [each for each in tried if _is_told(each, round(_value(facts, each)), facts)]
+    kept = {each.kind for each in tried}  # an epoch ends with its slowest batch in any order
+    slow = (_cheaper(each) for each in found if each.remedy == "any-order" and each.kind not in kept)
+    tried += filter(None, map(trials.tried, slow))
     if trials.possible:
         tried = [
             each
@@ -1763,8 +1766,11 @@ def _tried(facts: Evidence, found: Sequence[Finding]) -> list[Finding]:
         tried.append(checked)
     if tried or facts.summary.busy or intervals.length(facts.getting) < UNTRIED * facts.window:
         return tried
-    loads = (each for each in found if each.kind in LOADS)  # on the CPU loading is what was asked for
-    return [replace(each, change=REMEDIES["cheaper"], remedy="cheaper", parameters={}) for each in loads]
+    return [_cheaper(each) for each in found if each.kind in LOADS]  # on the CPU loading is what was asked for
+
+
+def _cheaper(finding: Finding) -> Finding:
+    return replace(finding, change=REMEDIES["cheaper"], remedy="cheaper", parameters={}, removal=None)
 
 
 def _value(facts: Evidence, finding: Finding) -> float:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress, pairwise
+from heapq import heappop, heappush
+from itertools import compress, cycle, groupby, islice, pairwise
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -116,7 +117,8 @@ class Floor:
 class Removal:
     """What a line that is written anew takes away: the host's time `when`, its `calls`, with what they launch.
 
-    `even`: each batch takes as long to fetch as all do on average. `shrink`: the share of a batch's bytes that is left,
+    `even`: each batch takes as long to fetch as all do on average, `any_order`: as `Evidence.as_ready` says. `shrink`:
+    the share of a batch's bytes that is left,
     `fetch`: of the time of its fetch, `waits`: of what that waits. `pinned`: what is copied lies in pinned memory then.
     `joined`: so many tensors of a batch are copied at once. `graphs`: what is left of a step is a CUDA graph.
     """
@@ -126,6 +128,7 @@ class Removal:
     joined: int = 0
     graphs: bool = False
     even: bool = False
+    any_order: bool = False
     shrink: float = 1.0
     fetch: float = 1.0
     waits: float = 1.0
@@ -876,6 +879,20 @@ class Evidence:
         ready: Mask = self.waiting(Cause.DATA) & (latest[before] > timeline.end)
         return ready
 
+    def as_ready(self, times: Mapping[int, float]) -> dict[int, float]:
+        """What fetches of batches that take so long [ns] would take in order, if they came when they come in any order.
+
+        An epoch ends with its last batch all the same. Where its end is not seen they take as long as on average.
+        """
+        epoch, number = self.timeline.context.usage.get("epoch", 0), len(self.lanes_of("worker"))
+        found = dict.fromkeys(times, float(np.mean([*times.values()])))
+        own = (self.window - self.length(self.waiting(Cause.DATA))) / max(1, self.steps or 0)
+        for _, batches in groupby(sorted(times), lambda batch: batch // epoch if epoch else -1):
+            mine = list(batches)
+            if epoch and (mine[-1] + 1) % epoch == 0:
+                found |= zip(mine, _as_ready([times[batch] for batch in mine], number, own), strict=True)
+        return found
+
     @cached_property
     def received(self) -> Mask:
         """The waits of the loop for batches that a worker has made before them: it receives what is there."""
@@ -1158,6 +1175,27 @@ class Evidence:
             Floor(int(self.locked * self.steps), "work with the lock that the workers share"),
             key=lambda floor: floor.ns,
         )
+
+
+def _as_ready(times: Sequence[float], workers: int, own: float) -> Iterator[float]:
+    """Give what each fetch of an epoch would take in order to be there when one is in any order, as torch orders them.
+
+    The loop has `own` ns of other work for each batch. An order goes to the next worker that has less than it may have.
+    """
+    free, has, turns, orders = [0.0] * workers, [0] * workers, cycle(range(workers)), iter(times)
+    begins, made, there, now = [0.0] * PREFETCHED * workers, [0.0] * workers, list[tuple[float, int]](), 0.0
+    for number in range(len(times)):
+        for time in islice(orders, 1 if number else PREFETCHED * workers):
+            worker = next(each for each in turns if has[each] < PREFETCHED)
+            has[worker] += 1
+            free[worker] = max(free[worker], begins[-1]) + time
+            heappush(there, (free[worker], worker))
+        ready, worker = heappop(there)
+        has[worker] -= 1
+        yield max(0.0, ready - max(begins[number], made[number]))  # after the order, and what this worker made before
+        made.append(ready)
+        begins.append(max(now, ready))
+        now = begins[-1] + own
 
 
 def _working(timeline: Timeline, device: int) -> tuple[int, int] | None:

@@ -225,6 +225,10 @@ class LoopModel:
         if self._removal.even and times:
             took, waited = (round(float(mean)) for mean in np.mean(list(times.values()), axis=0))
             times = dict.fromkeys(times, (took, waited))
+        if self._removal.any_order and times:
+            on_core = sum(took for took, _ in times.values()) / max(1, sum(map(sum, times.values())))
+            ready = self.facts.as_ready({batch: float(sum(parts)) for batch, parts in times.items()})
+            times = {batch: (round(on_core * time), round((1 - on_core) * time)) for batch, time in ready.items()}
         return times
 
     @property
