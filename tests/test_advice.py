@@ -972,6 +972,30 @@ def kept(finding, before, after, rel=0.15, slack=1.0):
     return gained
 
 
+def of_a_layer_on_the_host(seconds):
+    with lv.record(on="a100", host="workstation") as recording:
+        first, last = torch.nn.Linear(512, 1024).cuda(), torch.nn.Linear(1024, 10).cuda()
+        optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], 0.1)
+        for (x,) in DataLoader(TensorDataset(torch.rand(640, 512)), 32, num_workers=2, pin_memory=True):
+            hidden = first(x.cuda(non_blocking=True))
+            rows = hidden.detach().cpu().numpy()
+            with lv.costs(seconds):
+                order = torch.from_numpy(np.argsort(rows, axis=1)[:, -64:].copy())
+            mask = torch.zeros_like(hidden).scatter_(1, order.cuda(), 1.0)
+            loss = last(hidden * mask).square().mean()
+            optimizer.zero_grad(), loss.backward(), optimizer.step()
+    return recording.timeline
+
+
+def test_no_graph_does_what_the_host_computes_between_its_kernels():
+    before, after = of_a_layer_on_the_host(8e-4), of_a_layer_on_the_host(1e-6)
+    findings = lv.advise(before)
+    kept(findings[0], before, after)
+    assert findings[0].kind == "other-work-in-loop"
+    graph = next(finding for finding in findings if finding.kind == "host-bound")
+    assert graph.expected_gain.predicted < 0.3 * findings[0].expected_gain.predicted
+
+
 def finding_of(timeline, kind):
     return next(finding for finding in lv.advise(timeline) if finding.kind == kind)
 

@@ -51,7 +51,7 @@ class HostCall:
     """A call of the host: `before` ns of its own work, then the call, which takes it `cost` ns without waiting.
 
     `work` is the span that it launches, None for a synchronisation; `joins`: the computing stream waits for the
-    collectives before it.
+    collectives before it. `works`: some of the host's own work is no part of the training, and so of no graph.
     """
 
     before: int
@@ -60,6 +60,7 @@ class HostCall:
     source: str
     work: Span | None
     joins: bool = False
+    works: bool = False
 
 
 @dataclass(frozen=True)
@@ -310,19 +311,21 @@ class LoopModel:
         ended[some] = last[places[1:][some] - 1]
         inside = self._not_the_steps
         before = intervals.free_within(inside, since, np.maximum(first, since)).tolist()
+        other = intervals.subtract(self.facts.other_work.when, inside)
+        works = intervals.covered_within(other, since, np.maximum(first, since)) > 0
         cost = intervals.free_within(inside, np.maximum(first, since), last).tolist()
         after = intervals.free_within(inside, ended, np.maximum(edges[1:], ended)).tolist()
         operators = self.host & timeline.where(Kind.OPERATOR)
         of_lane = [spans[operators[spans]] for spans in timeline.by_lane()]
-        works = [self._work_of.get(row, -1) for row in rows.tolist()]
+        launched = [self._work_of.get(row, -1) for row in rows.tolist()]
         calls = [
             HostCall(
                 gap, own, self.facts.innermost(of_lane[lane], row), timeline.sources[source] if source >= 0 else "",
-                span if work >= 0 else None, work in self._joining,
+                span if work >= 0 else None, work in self._joining, other,
             )
-            for row, gap, own, lane, source, work, span in zip(
-                rows.tolist(), before, cost, timeline.lane[rows].tolist(), timeline.source[rows].tolist(), works,
-                timeline.rows_at(np.array(works, np.int64)), strict=True,
+            for row, gap, own, lane, source, work, span, other in zip(
+                rows.tolist(), before, cost, timeline.lane[rows].tolist(), timeline.source[rows].tolist(), launched,
+                timeline.rows_at(np.array(launched, np.int64)), works.tolist(), strict=True,
             )
         ]  # fmt: skip
         for (low, high), rest in zip(pairwise(places.tolist()), after, strict=True):
@@ -792,8 +795,11 @@ class _LoopWork:
         self._work(runtime, round(step.after * self.slower))
 
     def _is_captured(self, call: HostCall) -> bool:
-        """Tell whether a CUDA graph would launch what this call does; a wait, and a result for the host, end one."""
-        if not self.graphs or call.work is None or call.joins or call.work.lane is not self.loop.stream:
+        """Tell whether a CUDA graph would launch what this call does.
+
+        A wait, a result for the host, and work of the host that is no part of the training end one.
+        """
+        if not self.graphs or call.work is None or call.joins or call.works or call.work.lane is not self.loop.stream:
             return False
         return call.work.kind in (Kind.COMPUTE, Kind.MEMSET, Kind.COPY_D2D)
 
