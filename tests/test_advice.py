@@ -996,6 +996,46 @@ def test_no_graph_does_what_the_host_computes_between_its_kernels():
     assert graph.expected_gain.predicted < 0.3 * findings[0].expected_gain.predicted
 
 
+def of_results_on_the_host(brought):
+    with lv.record(on="a100", host="laptop") as recording:
+        net, seen = torch.nn.Linear(64, 8000).cuda(), []
+        for (x,) in DataLoader(TensorDataset(torch.rand(2560, 64)), 128, num_workers=2, pin_memory=True):
+            out = net(x.cuda(non_blocking=True))
+            out.square().mean().backward()
+            seen.append(out.detach().cpu() if brought else out.detach())
+            seen[-1] = seen[-1].argmax(-1)
+    return recording.timeline
+
+
+def test_results_that_stay_on_the_gpu_are_worked_on_there():
+    before, after = of_results_on_the_host(True), of_results_on_the_host(False)
+    first = lv.advise(before)[0]
+    assert first.kind == "synchronizes-each-step" and "(aten::argmax)" in first.evidence
+    kept(first, before, after, rel=0.05)
+
+
+def of_large_batches(size):
+    """Return a loop whose pin thread has no time left: each batch is a mask of floats, or only the lengths for it."""
+
+    def collated(samples):
+        return torch.full((8, 4, 256, 256) if size else (8,), float(len(samples)))
+
+    with lv.record(on="a100", host="workstation") as recording:
+        net = torch.nn.Linear(256, 8).cuda()
+        for x in DataLoader(range(160), 8, num_workers=4, pin_memory=True, collate_fn=collated):
+            x = x.cuda(non_blocking=True)
+            net(x.flatten()[:1].expand(8, 256)).sum().backward()
+    return recording.timeline
+
+
+def test_fewer_bytes_are_copied_sooner_too():
+    before, after = of_large_batches(True), of_large_batches(False)
+    found = finding_of(before, "waiting-for-data")
+    assert found.remedy == "fewer-bytes"
+    assert 0.9 * found.expected_gain.per_step < lv.summarize(before).step - lv.summarize(after).step
+    assert lv.summarize(before).step - lv.summarize(after).step <= found.expected_gain.per_step
+
+
 def finding_of(timeline, kind):
     return next(finding for finding in lv.advise(timeline) if finding.kind == kind)
 

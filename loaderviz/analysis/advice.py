@@ -615,8 +615,11 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     within = intervals.covered_within(starved, facts.first, facts.last)
     starving = waits & (within > 0)
     seen, remedy, number = _behind(facts, gain, starving)
-    if remedy in ("fewer-bytes", "fewer-tensors"):  # the pin thread has less to do then, and so have the workers
-        gain = facts.gain(facts.length(waits), "the waits for data", *floors[:2])
+    if remedy in ("fewer-bytes", "fewer-tensors"):  # the pin thread has less to do then, workers and copies have, too
+        copies = facts.batch_copies
+        direct = facts.length(waits) + facts.exposed(copies)
+        inside = facts.copying(copies)
+        gain = facts.bound(direct, "the waits for data, and the copies", copies, 0, host=inside, supply=False)
     if remedy == "no-warm-up":
         _, change = in_few_steps(facts, starving)
     else:
@@ -889,10 +892,14 @@ def synchronizes_each_step(facts: Evidence) -> Finding | None:
     inside = either(facts.covered(waits), facts.around(READING, calls))
     checks = 2 * facts.asking(calls, FINITE).sum() > count
     mates = facts.operating(FINITE) if checks else facts.line_mates(waits)  # a norm that is computed only to be read
+    uses = facts.using(results)  # there, too, if the results stay there
+    mates |= uses
     host, work = mates & facts.loop, mates & facts.here
     free = either(inside, facts.in_lines(host))
     direct = facts.idle_beside(free) + facts.length(work) + facts.exposed(results)
     what = "the GPU's idle time beside the calls that wait for it, and what they and their lines have it do"
+    if uses.any():
+        what += ", and what the host does with their results"
     gain = facts.bound(direct, what, results | work, 0, host=free)
     reads, made = int(results.sum()), facts.operators_of(waits).most_common(2)
     longest = [f"{name} ({duration(facts, time)})" for name, time in made if time >= NAMED * made[0][1]]
@@ -901,6 +908,8 @@ def synchronizes_each_step(facts: Evidence) -> Finding | None:
     asked = "finite" if checks else asked
     told = told if reads else "no copy of a result is seen" if asked else "no result is brought to the host by them"
     told += f"; it waits longest in {' and '.join(longest)}" if longest else ""
+    used = f"{duration(facts, facts.length(uses))} ({', '.join(names_of(facts, uses)[:2])})"
+    told += f"; what the host does with them takes {used}" if uses.any() else ""
     return Finding(
         "synchronizes-each-step",
         f"the loop waits for the GPU {count:,} times{a_step(count, steps)}, {duration(facts, intervals.length(inside))}"

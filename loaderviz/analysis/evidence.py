@@ -77,6 +77,7 @@ CALLERS = {  # of collectives, by a range around their launch: the first that is
     "optimizer": re.compile(r"Optimizer\.step#").search,
     "ddp": re.compile(r"DistributedDataParallel|AccumulateGrad").search,
 }
+NUMBER = 8  # bytes
 READING = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 MASKS = "aten::nonzero", "aten::masked_select"  # what they give has a size that the host must know
 FINITE = ("aten::isnan", "aten::isinf", "aten::isfinite", "aten::logical_or")  # as clip_grad_norm_ asks for an error
@@ -346,6 +347,18 @@ class Evidence:
         lines = np.setdiff1d(timeline.source[calls], self.training_lines) if len(self.at_lines[0]) else NO_ROWS
         mine = self.loop & np.isin(timeline.source, lines[lines >= 0])
         return mine | self.here & self.launched(mine)
+
+    def using(self, results: Mask) -> Mask:
+        """What torch does on the host with these results, up to the next launch or batch; with a number it does nothing."""
+        timeline, starts = self.timeline, self.timeline.start
+        calls = self.calls(results & (timeline.nbytes > NUMBER))
+        operators = self.loop & timeline.where(Kind.OPERATOR) & timeline.named(lambda name: name.startswith("aten::"))
+        given = self.loop & self.handing_out | self.fetching
+        rows, launches = np.flatnonzero(self.launching | calls | given), np.sort(starts[self.launching])
+        place = np.searchsorted(starts[rows], starts) - 1
+        found = operators & (place >= 0) & calls[rows[place]] if len(rows) else operators & False
+        found &= np.searchsorted(launches, starts) == np.searchsorted(launches, timeline.end)
+        return found & ~(np.isin(timeline.source, self.training_lines) & (timeline.source >= 0))
 
     def asking(self, calls: Mask, operators: Sequence[str]) -> Mask:
         """Those of these calls that bring what one of these operators has given: no kernel is launched in between."""
