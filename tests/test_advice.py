@@ -1289,16 +1289,20 @@ def test_a_window_that_is_not_its_steps_is_told(window, told):
     assert ("a time “a step” below" in advice.judged) is told
 
 
-def on_the_cpu(looks, pause=0, late=()):
+def on_the_cpu(looks, pause=0, late=(), calls=""):
     """Twelve steps of 10 ms, half of each in an operator, after 100 ms of something else; a pause [ms] after each 4th.
 
     The main thread was seen at `looks`: (ms, for so many ms, line). Another process had the core after `late` steps.
+    The line `calls`, if it is given, has an operator of 1 ms in each.
     """
     now, spans = 100 * 1000 * US, [("main", 0, 100 * 1000 * US, Kind.OPERATOR, {"name": "aten::rand"})]
     for n in range(12):
         end = now + 10_000 * US
         spans.append(("main", now, end, Kind.RANGE, {"name": f"batch {n}: 8 samples", "batch": n}))
         spans.append(("main", now, end - 5_000 * US, Kind.OPERATOR, {"name": "aten::mm"}))
+        if calls:
+            called = {"name": "aten::argmax", "source": calls}
+            spans.append(("main", end - 2_000 * US, end - 1_000 * US, Kind.OPERATOR, called))
         now = end + (pause * 1000 * US if n % 4 == 3 else 0) + (n in late) * 50_000 * US
     timeline = factory.made(*spans)
     seen = tuple(Look(time * 1000 * US, lasts * 1000 * US, line) for time, lasts, line in looks)
@@ -1321,6 +1325,16 @@ def test_other_work_is_where_the_loop_was_seen_in_its_steps():
     assert (finding.kind, finding.expected_gain.predicted) == ("other-work-in-loop", 4_000 * US)
     assert finding.evidence.startswith("train.py:20 takes 4 ms a step of the main thread's time")
     assert lv.advise(on_the_cpu([*before, (107, 1, "train.py:20")]))[0].kind != "other-work-in-loop"  # once, for 1 ms
+
+
+def test_what_a_line_calls_of_torch_is_gone_with_it():
+    """How long all of that takes is not seen; the bound has all operators that are no training."""
+    looks = [(107 + 10 * n, 3, "train.py:20") for n in range(12)]
+    for calls, bound, predicted in (("train.py:20", 5_000, None), ("other.py:7", 4_000, 3_000 * US)):
+        (finding,) = lv.advise(on_the_cpu(looks, calls=calls))
+        assert finding.kind == "other-work-in-loop"
+        assert finding.expected_gain.per_step == pytest.approx(bound * US)
+        assert finding.expected_gain.predicted == predicted
 
 
 def test_work_between_epochs_is_where_the_loop_was_seen_between_them():

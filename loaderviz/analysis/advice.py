@@ -1166,16 +1166,20 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
     time = min(other, looks)
     if time < IN_LINE * window:
         return None
-    gain = facts.gain(other, "what the main thread does outside of torch and of its loader", Floor(0, ""))
+    inside = intervals.length(facts.beside_training) if facts.calls_torch(line) else 0
+    what = "what the main thread does outside of torch and of its loader"
+    what += ", and all operators that are no training, as this line has some" if inside else ""
+    gain = facts.gain(other + inside, what, Floor(0, ""))
     told, change = "no loading", f"# do what stands in {line} less often, or in another thread or process"
     if facts.fault("loader-in-thread") is not None:
         told = "no loading that is seen; another thread takes a DataLoader's batches, and this line may wait for it"
         change = f"# if {line} waits for that thread: DataLoader(..., num_workers=...) in place of it, or for it"
-    else:  # what is not done takes no time; a wait may be for what takes as long elsewhere
+    elif not inside:  # what is not done takes no time; a wait may be for what takes as long elsewhere
         gain = replace(gain, predicted=facts.per_step(time))
     return Finding(
         "other-work-in-loop",
-        f"{line} takes {duration(facts, time)} of the main thread's time: it is no operator of torch and {told}",
+        f"{line} takes {duration(facts, time)} of the main thread's time: it is no operator of torch and {told}"
+        f"{'. The operators that it calls take time besides' if inside else ''}",
         change,
         gain,
         subject=Subject(time="outside"),

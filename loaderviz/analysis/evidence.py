@@ -349,7 +349,7 @@ class Evidence:
         return mine | self.here & self.launched(mine)
 
     def using(self, results: Mask) -> Mask:
-        """What torch does on the host with these results, up to the next launch or batch; with a number it does nothing."""
+        """What torch does on the host with these results, up to the next launch or batch; nothing with a number."""
         timeline, starts = self.timeline, self.timeline.start
         calls = self.calls(results & (timeline.nbytes > NUMBER))
         operators = self.loop & timeline.where(Kind.OPERATOR) & timeline.named(lambda name: name.startswith("aten::"))
@@ -866,6 +866,20 @@ class Evidence:
         for look, time in zip(looks, intervals.covered_within(when, begin, begin + lasts).tolist(), strict=True):
             found[look.line] += time
         return [(self.timeline.lines[line], time) for line, time in found.most_common() if time]
+
+    def calls_torch(self, line: str) -> bool:
+        """Whether the main thread was seen in an operator that this line ("file:line") calls."""
+        timeline = self.timeline
+        called = np.unique(timeline.source[self.loop & timeline.where(Kind.OPERATOR) & (timeline.source >= 0)])
+        return line in (timeline.lines[timeline.sources[source]] for source in called.tolist())
+
+    @property
+    def beside_training(self) -> Intervals:
+        """When the loop's thread is in an operator that is no training and no loading, as far as its name tells."""
+        timeline = self.timeline
+        trains = self.loop & timeline.named(lambda name: bool(TRAINS(name)) or name.startswith("autograd::"))
+        operators = self.covered(self.loop & timeline.where(Kind.OPERATOR) & ~self.handing_out)
+        return intervals.subtract(operators, either(self.getting, self.covered(trains)))
 
     def seen_within(self, when: Intervals) -> Ints:
         """For how many ns of each of these times the main thread was seen in a line outside of torch."""
