@@ -1327,6 +1327,20 @@ def test_other_work_is_where_the_loop_was_seen_in_its_steps():
     assert lv.advise(on_the_cpu([*before, (107, 1, "train.py:20")]))[0].kind != "other-work-in-loop"  # once, for 1 ms
 
 
+@pytest.mark.parametrize(("fetch", "kinds"), [(300, ["no-gpu-work"]), (1_500, ["fetch-in-loop"])])
+def test_on_the_cpu_a_worker_has_to_send_its_batches_too(fetch, kinds):
+    """That takes the loop 166 us more: of a fetch of 300 us in a step of 5 ms less than 3 % is left to gain."""
+    spans = []
+    for n in range(20):
+        now, batch = n * 5_000 * US, {"batch": n}
+        spans += [("main", now, now + 5_000 * US, Kind.RANGE, {"name": f"batch {n}: 8 samples", **batch})]
+        spans += [("main", now, now + fetch * US, Kind.FETCH, {"name": f"fetch batch {n}", "nbytes": 4096, **batch})]
+        spans += [("main", now + fetch * US, now + 5_000 * US, Kind.OPERATOR, {"name": "aten::mm", **batch})]
+    advice = lv.advise(factory.made(*spans, cores=4))
+    assert [finding.kind for finding in advice] == kinds
+    assert advice[0].expected_gain.predicted == (pytest.approx(1_250 * US, rel=0.02) if fetch > 300 else None)
+
+
 def test_what_a_line_calls_of_torch_is_gone_with_it():
     """How long all of that takes is not seen; the bound has all operators that are no training."""
     looks = [(107 + 10 * n, 3, "train.py:20") for n in range(12)]

@@ -16,7 +16,7 @@ from typing import Any
 from loaderviz import words
 from loaderviz.analysis import WORTH_IT, Advice, Finding, PathStep
 from loaderviz.analysis.evidence import Evidence, Removal
-from loaderviz.analysis.what_if import Change, LoopModel, changed, gpu_of, of_loop, replayed
+from loaderviz.analysis.what_if import WITH_WORKERS, Change, LoopModel, changed, crossing, gpu_of, of_loop, replayed
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import either
 from loaderviz.timeline import KERNELS, Kind, Timeline
@@ -150,6 +150,10 @@ class Trials:
             taking = facts.covered(facts.loop & facts.handing_out)
             return facts.host_floor(either(facts.getting, taking)).ns / facts.steps + computes + waits
         own = facts.host_floor(facts.getting).ns / facts.steps
+        if not facts.lanes_of("worker"):  # a replay would send each batch from one process to another, too
+            sends, receives = crossing(facts)
+            own = own * (1 + (WITH_WORKERS - 1) * facts.crowded(workers)) + receives
+            computes += sends
         supply = max((computes + waits) / workers, computes / min(workers, cores))
         return float(max(own, supply, (own + computes) / cores))
 

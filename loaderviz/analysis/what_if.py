@@ -469,7 +469,7 @@ def host_of(loop: LoopModel, config: LoaderConfig) -> Host:
     measured times already, and not counted once more.
     """
     timeline, facts, now = loop.timeline, loop.facts, loop.config
-    base = loop.preset or Host.preset("workstation")
+    base = loop.preset or ON_REAL_HOSTS
     base = replace(base, cores=facts.cores or base.cores, siblings=base.siblings if loop.preset else 1)
     same = config.pin == now.pin and not loop.preset
     if now.workers and not loop.preset:
@@ -512,6 +512,7 @@ def checked(gpu: Gpu, pinned: bool, loads: bool = True) -> Gpu:
 # The prediction
 
 
+ON_REAL_HOSTS = Host.preset("workstation")  # what a real host does with batches of workers, where it has none
 # Of a real loop with workers this is in its measured times
 KNOWN: dict[str, Any] = dict.fromkeys((*SENDING, *RECEIVING, "contention", "crowding"), 0)
 LIMITS = {"prefetch": (0, 16), "workers": (0, 64), "batch_size": (1, 1 << 20), "ranks_on_host": (1, 64)}  # as asked
@@ -524,6 +525,12 @@ SLOWEST, FASTEST = 3.8 / 2.9, 4.0 / 3.6
 WITH_WORKERS = (SLOWEST + FASTEST) / 2
 BAND = {"emulated": 0.1, "": 0.1, "workers": 0.15}  # to each side; with other workers on a real host it is widest
 _UNSCALED = re.compile(r"multi_tensor_apply|adam|sgd|foreach|optim|nccl|rccl", re.IGNORECASE)  # cost of the parameters
+
+
+def crossing(facts: Evidence) -> tuple[int, int]:
+    """Return what a worker of a real host takes to send a batch, and the loop to receive it [ns], where it had none."""
+    parcel = Parcel(facts.timeline.context.usage.get("tensors", 1), int(facts.batch_bytes))
+    return ON_REAL_HOSTS.sending(parcel), ON_REAL_HOSTS.receiving(parcel)
 
 
 @dataclass(frozen=True)
