@@ -537,6 +537,23 @@ def test_slow_batches_of_an_epoch_are_made_at_a_time_in_any_order():
     kept(first, before, after)
 
 
+def test_workers_that_have_made_the_last_batch_of_an_epoch_have_no_time_left():
+    """They are as busy in a short epoch as in a long one, and a larger stock helps in neither."""
+    for samples in (400, 2400):
+
+        def far(number):
+            with lv.costs(waits=0.004 if number % 40 == 7 else 0.0005):
+                return torch.ones(1024)
+
+        with lv.record(on="t4", host="workstation") as recording:
+            net = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.Linear(4096, 1024)).cuda()
+            options = {"num_workers": 8, "pin_memory": True, "prefetch_factor": 4}
+            for x in DataLoader(factory.Samples(far, samples), 16, **options):
+                net(x.to("cuda", non_blocking=True)).sum().backward()
+        finding = finding_of(recording.timeline, "waiting-for-data")
+        assert finding.remedy == "one-epoch" and "8 workers fetch 9" in finding.evidence.replace(" 100 %", " 99 %")
+
+
 def test_what_comes_back_later_is_no_warm_up():
     assert "in 2 of 12 steps" in late_batches((0, 1)).evidence
     assert late_batches((0, 1)).change.startswith("timeline.from_batch(2)")

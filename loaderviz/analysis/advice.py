@@ -1559,9 +1559,10 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, Remedy, int 
     workers, pin = facts.lanes_of("worker"), facts.lanes_of("pin")
     if not workers:
         return "its workers are not in this timeline", "some-workers", None
-    busy, places = facts.busy(workers), min(len(workers), facts.cores or len(workers))
+    busy, places = facts.busy_with_orders(workers), min(len(workers), facts.cores or len(workers))
     many = words.count(len(workers), "worker") + facts.which_loader
-    seen = f"{many} {'fetch' if len(workers) > 1 else 'fetches'} {words.share(busy)} of the time"
+    until = " in which they have orders" if busy > facts.busy(workers) else ""
+    seen = f"{many} {'fetch' if len(workers) > 1 else 'fetches'} {words.share(busy)} of the time{until}"
     waiting = busy * len(workers) <= places < len(workers)  # one that waits for an emulated core does not look busy
     busy = busy * len(workers) / places if waiting else busy
     if _pin_thread_is_full(facts):

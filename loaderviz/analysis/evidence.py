@@ -842,6 +842,16 @@ class Evidence:
         time = float((self.last - self.first)[mine].sum())
         return min(1.0, time / (self.window * len(lanes))) if lanes and self.window else 0
 
+    def busy_with_orders(self, lanes: list[int]) -> float:
+        """As `busy`, without the time after a worker's last batch where an epoch ends with those that are made."""
+        timeline, epoch = self.timeline, self.timeline.context.usage.get("epoch", 0)
+        made = timeline.where(Kind.FETCH) & timeline.select(lane=lanes)
+        if not (epoch and made.any()) or (timeline.batch[made].max() + 1) % epoch:
+            return self.busy(lanes)
+        ends = (timeline.end[made & (timeline.lane == lane)].max(initial=0) for lane in lanes)
+        idle = sum(max(0, self.end - max(end, self.start)) for end in ends)
+        return float(min(1.0, self.busy(lanes) / max(1e-9, 1 - idle / (self.window * len(lanes)))))
+
     @cached_property
     def worked(self) -> float:
         """For how many ns of the processor workers worked in the window: their fetches, and their other threads."""
