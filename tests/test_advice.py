@@ -500,6 +500,60 @@ def test_batches_of_which_some_take_far_longer_are_taken_as_they_are_ready():
     assert "in_order" not in lv.advise(after)[0].change
 
 
+def of_slow_batches(slow, in_order):
+    """Return epochs of 10 batches, which 2 workers make, of which those with these samples take 50 ms."""
+
+    def far(number):
+        with lv.costs(waits=0.05 if number in slow else 2e-5):
+            return torch.ones(4)
+
+    with lv.record(on="a100", host="workstation") as recording:
+        net, options = torch.nn.Linear(4, 4).cuda(), {"pin_memory": True, "persistent_workers": True}
+        loader = DataLoader(factory.Samples(far, 80), 8, num_workers=2, in_order=in_order, **options)
+        for _ in range(6):
+            for x in loader:
+                net(x.to("cuda", non_blocking=True)).sum().backward()
+    return recording.timeline
+
+
+def test_an_epoch_ends_with_its_slowest_batch_in_any_order():
+    before, after = of_slow_batches((50,), in_order=True), of_slow_batches((50,), in_order=False)
+    gained = lv.summarize(before).step - lv.summarize(after).step
+    assert gained < 0.1 * lv.summarize(before).step
+    first = lv.advise(before)[0]
+    assert (first.kind, first.remedy, first.expected_gain.predicted) == ("waiting-for-data", "cheaper", None)
+    assert gained < first.expected_gain.per_step
+    facts, times = Evidence(before), dict.fromkeys(range(50), 1e6)
+    assert facts.as_ready(times) == times  # which are equal already
+    late = facts.as_ready(times | {0: 4e6, 49: 4e6})
+    assert late[9] < 3e6 < late[49]  # of the first epoch there is enough to do beside its slow batch
+    assert facts.as_ready({5: 1e6, 6: 3e6}) == {5: 2e6, 6: 2e6}  # no end is seen
+
+
+def test_slow_batches_of_an_epoch_are_made_at_a_time_in_any_order():
+    before, after = of_slow_batches((20, 50), in_order=True), of_slow_batches((20, 50), in_order=False)
+    first = lv.advise(before)[0]
+    assert first.change.startswith("loader = DataLoader(..., in_order=False)")
+    kept(first, before, after)
+
+
+def test_workers_that_have_made_the_last_batch_of_an_epoch_have_no_time_left():
+    """They are as busy in a short epoch as in a long one, and a larger stock helps in neither."""
+    for samples in (400, 2400):
+
+        def far(number):
+            with lv.costs(waits=0.004 if number % 40 == 7 else 0.0005):
+                return torch.ones(1024)
+
+        with lv.record(on="t4", host="workstation") as recording:
+            net = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.Linear(4096, 1024)).cuda()
+            options = {"num_workers": 8, "pin_memory": True, "prefetch_factor": 4}
+            for x in DataLoader(factory.Samples(far, samples), 16, **options):
+                net(x.to("cuda", non_blocking=True)).sum().backward()
+        finding = finding_of(recording.timeline, "waiting-for-data")
+        assert finding.remedy == "one-epoch" and "8 workers fetch 9" in finding.evidence.replace(" 100 %", " 99 %")
+
+
 def test_what_comes_back_later_is_no_warm_up():
     assert "in 2 of 12 steps" in late_batches((0, 1)).evidence
     assert late_batches((0, 1)).change.startswith("timeline.from_batch(2)")
@@ -955,6 +1009,70 @@ def kept(finding, before, after, rel=0.15, slack=1.0):
     return gained
 
 
+def of_a_layer_on_the_host(seconds):
+    with lv.record(on="a100", host="workstation") as recording:
+        first, last = torch.nn.Linear(512, 1024).cuda(), torch.nn.Linear(1024, 10).cuda()
+        optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], 0.1)
+        for (x,) in DataLoader(TensorDataset(torch.rand(640, 512)), 32, num_workers=2, pin_memory=True):
+            hidden = first(x.cuda(non_blocking=True))
+            rows = hidden.detach().cpu().numpy()
+            with lv.costs(seconds):
+                order = torch.from_numpy(np.argsort(rows, axis=1)[:, -64:].copy())
+            mask = torch.zeros_like(hidden).scatter_(1, order.cuda(), 1.0)
+            loss = last(hidden * mask).square().mean()
+            optimizer.zero_grad(), loss.backward(), optimizer.step()
+    return recording.timeline
+
+
+def test_no_graph_does_what_the_host_computes_between_its_kernels():
+    before, after = of_a_layer_on_the_host(8e-4), of_a_layer_on_the_host(1e-6)
+    findings = lv.advise(before)
+    kept(findings[0], before, after)
+    assert findings[0].kind == "other-work-in-loop"
+    graph = next(finding for finding in findings if finding.kind == "host-bound")
+    assert graph.expected_gain.predicted < 0.3 * findings[0].expected_gain.predicted
+
+
+def of_results_on_the_host(brought):
+    with lv.record(on="a100", host="laptop") as recording:
+        net, seen = torch.nn.Linear(64, 8000).cuda(), []
+        for (x,) in DataLoader(TensorDataset(torch.rand(2560, 64)), 128, num_workers=2, pin_memory=True):
+            out = net(x.cuda(non_blocking=True))
+            out.square().mean().backward()
+            seen.append(out.detach().cpu() if brought else out.detach())
+            seen[-1] = seen[-1].argmax(-1)
+    return recording.timeline
+
+
+def test_results_that_stay_on_the_gpu_are_worked_on_there():
+    before, after = of_results_on_the_host(True), of_results_on_the_host(False)
+    first = lv.advise(before)[0]
+    assert first.kind == "synchronizes-each-step" and "(aten::argmax)" in first.evidence
+    kept(first, before, after, rel=0.05)
+
+
+def of_large_batches(size):
+    """Return a loop whose pin thread has no time left: each batch is a mask of floats, or only the lengths for it."""
+
+    def collated(samples):
+        return torch.full((8, 4, 256, 256) if size else (8,), float(len(samples)))
+
+    with lv.record(on="a100", host="workstation") as recording:
+        net = torch.nn.Linear(256, 8).cuda()
+        for x in DataLoader(range(160), 8, num_workers=4, pin_memory=True, collate_fn=collated):
+            x = x.cuda(non_blocking=True)
+            net(x.flatten()[:1].expand(8, 256)).sum().backward()
+    return recording.timeline
+
+
+def test_fewer_bytes_are_copied_sooner_too():
+    before, after = of_large_batches(True), of_large_batches(False)
+    found = finding_of(before, "waiting-for-data")
+    assert found.remedy == "fewer-bytes"
+    assert 0.9 * found.expected_gain.per_step < lv.summarize(before).step - lv.summarize(after).step
+    assert lv.summarize(before).step - lv.summarize(after).step <= found.expected_gain.per_step
+
+
 def finding_of(timeline, kind):
     return next(finding for finding in lv.advise(timeline) if finding.kind == kind)
 
@@ -1208,16 +1326,20 @@ def test_a_window_that_is_not_its_steps_is_told(window, told):
     assert ("a time “a step” below" in advice.judged) is told
 
 
-def on_the_cpu(looks, pause=0, late=()):
+def on_the_cpu(looks, pause=0, late=(), calls=""):
     """Twelve steps of 10 ms, half of each in an operator, after 100 ms of something else; a pause [ms] after each 4th.
 
     The main thread was seen at `looks`: (ms, for so many ms, line). Another process had the core after `late` steps.
+    The line `calls`, if it is given, has an operator of 1 ms in each.
     """
     now, spans = 100 * 1000 * US, [("main", 0, 100 * 1000 * US, Kind.OPERATOR, {"name": "aten::rand"})]
     for n in range(12):
         end = now + 10_000 * US
         spans.append(("main", now, end, Kind.RANGE, {"name": f"batch {n}: 8 samples", "batch": n}))
         spans.append(("main", now, end - 5_000 * US, Kind.OPERATOR, {"name": "aten::mm"}))
+        if calls:
+            called = {"name": "aten::argmax", "source": calls}
+            spans.append(("main", end - 2_000 * US, end - 1_000 * US, Kind.OPERATOR, called))
         now = end + (pause * 1000 * US if n % 4 == 3 else 0) + (n in late) * 50_000 * US
     timeline = factory.made(*spans)
     seen = tuple(Look(time * 1000 * US, lasts * 1000 * US, line) for time, lasts, line in looks)
@@ -1240,6 +1362,30 @@ def test_other_work_is_where_the_loop_was_seen_in_its_steps():
     assert (finding.kind, finding.expected_gain.predicted) == ("other-work-in-loop", 4_000 * US)
     assert finding.evidence.startswith("train.py:20 takes 4 ms a step of the main thread's time")
     assert lv.advise(on_the_cpu([*before, (107, 1, "train.py:20")]))[0].kind != "other-work-in-loop"  # once, for 1 ms
+
+
+@pytest.mark.parametrize(("fetch", "kinds"), [(300, ["no-gpu-work"]), (1_500, ["fetch-in-loop"])])
+def test_on_the_cpu_a_worker_has_to_send_its_batches_too(fetch, kinds):
+    """That takes the loop 166 us more: of a fetch of 300 us in a step of 5 ms less than 3 % is left to gain."""
+    spans = []
+    for n in range(20):
+        now, batch = n * 5_000 * US, {"batch": n}
+        spans += [("main", now, now + 5_000 * US, Kind.RANGE, {"name": f"batch {n}: 8 samples", **batch})]
+        spans += [("main", now, now + fetch * US, Kind.FETCH, {"name": f"fetch batch {n}", "nbytes": 4096, **batch})]
+        spans += [("main", now + fetch * US, now + 5_000 * US, Kind.OPERATOR, {"name": "aten::mm", **batch})]
+    advice = lv.advise(factory.made(*spans, cores=4))
+    assert [finding.kind for finding in advice] == kinds
+    assert advice[0].expected_gain.predicted == (pytest.approx(1_250 * US, rel=0.02) if fetch > 300 else None)
+
+
+def test_what_a_line_calls_of_torch_is_gone_with_it():
+    """How long all of that takes is not seen; the bound has all operators that are no training."""
+    looks = [(107 + 10 * n, 3, "train.py:20") for n in range(12)]
+    for calls, bound, predicted in (("train.py:20", 5_000, None), ("other.py:7", 4_000, 3_000 * US)):
+        (finding,) = lv.advise(on_the_cpu(looks, calls=calls))
+        assert finding.kind == "other-work-in-loop"
+        assert finding.expected_gain.per_step == pytest.approx(bound * US)
+        assert finding.expected_gain.predicted == predicted
 
 
 def test_work_between_epochs_is_where_the_loop_was_seen_between_them():

@@ -150,6 +150,27 @@ def test_what_workers_fetch_and_the_loop_pins_is_still_fetched_by_workers():
     assert len([lane for lane in predicted.lanes if lane.role == "worker"]) == 2
 
 
+def pinned_in_loop(workers, pins=True):
+    data = TensorDataset(torch.rand(640, 3 * 128 * 128))
+    with lv.record(on="a100", host="workstation") as recording:
+        model = nn.Linear(3 * 128 * 128, 16).cuda()
+        for (x,) in DataLoader(data, 32, num_workers=workers):
+            x = x.pin_memory() if pins else x
+            model(x.cuda(non_blocking=True)).square().mean().backward()
+    return recording.timeline
+
+
+def test_what_the_loop_pins_itself_is_pinned_once_and_not_where_the_data_live_on_the_gpu():
+    timeline = pinned_in_loop(4)
+    now, first = step(timeline), lv.advise(timeline)[0]
+    assert step(again(timeline)) == pytest.approx(now, rel=0.02)  # a pin thread beside it made it 41 % slower
+    assert step(lv.what_if(timeline, resident=True)) < 0.2 * now
+    assert (first.kind, first.asked) == ("resident", "what_if(resident=True)")
+    assert first.expected_gain.predicted > 0.8 * now
+    assert step(lv.what_if(timeline, workers=0)) == pytest.approx(step(pinned_in_loop(0)), rel=0.1)
+    assert step(lv.what_if(timeline, pinned=False)) == pytest.approx(step(pinned_in_loop(4, pins=False)), rel=0.1)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_the_depth_of_a_prefetch_is_seen(depth):
     chosen = Settings(kernels=17, steps=12, **PRESETS["prefetch"] | {"depth": depth})

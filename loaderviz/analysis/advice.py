@@ -615,15 +615,18 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     within = intervals.covered_within(starved, facts.first, facts.last)
     starving = waits & (within > 0)
     seen, remedy, number = _behind(facts, gain, starving)
-    if remedy in ("fewer-bytes", "fewer-tensors"):  # the pin thread has less to do then, and so have the workers
-        gain = facts.gain(facts.length(waits), "the waits for data", *floors[:2])
+    if remedy in ("fewer-bytes", "fewer-tensors"):  # the pin thread has less to do then, workers and copies have, too
+        copies = facts.batch_copies
+        direct = facts.length(waits) + facts.exposed(copies)
+        inside = facts.copying(copies)
+        gain = facts.bound(direct, "the waits for data, and the copies", copies, 0, host=inside, supply=False)
     if remedy == "no-warm-up":
         _, change = in_few_steps(facts, starving)
     else:
         change = REMEDIES[remedy].format(number=number, pin=_pin(facts))
     time = duration(facts, intervals.length(starved))
     idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
-    removal = facts.removal(even=True) if remedy == "any-order" else None
+    removal = facts.removal(any_order=True) if remedy == "any-order" else None
     if remedy == "lock" and facts.queued:  # one worker alone waits for nobody: what it would gain was not replayed
         removal = facts.removal(waits=facts.unlocked)
     return Finding(
@@ -889,10 +892,14 @@ def synchronizes_each_step(facts: Evidence) -> Finding | None:
     inside = either(facts.covered(waits), facts.around(READING, calls))
     checks = 2 * facts.asking(calls, FINITE).sum() > count
     mates = facts.operating(FINITE) if checks else facts.line_mates(waits)  # a norm that is computed only to be read
+    uses = facts.using(results)  # there, too, if the results stay there
+    mates |= uses
     host, work = mates & facts.loop, mates & facts.here
     free = either(inside, facts.in_lines(host))
     direct = facts.idle_beside(free) + facts.length(work) + facts.exposed(results)
     what = "the GPU's idle time beside the calls that wait for it, and what they and their lines have it do"
+    if uses.any():
+        what += ", and what the host does with their results"
     gain = facts.bound(direct, what, results | work, 0, host=free)
     reads, made = int(results.sum()), facts.operators_of(waits).most_common(2)
     longest = [f"{name} ({duration(facts, time)})" for name, time in made if time >= NAMED * made[0][1]]
@@ -901,6 +908,8 @@ def synchronizes_each_step(facts: Evidence) -> Finding | None:
     asked = "finite" if checks else asked
     told = told if reads else "no copy of a result is seen" if asked else "no result is brought to the host by them"
     told += f"; it waits longest in {' and '.join(longest)}" if longest else ""
+    used = f"{duration(facts, facts.length(uses))} ({', '.join(names_of(facts, uses)[:2])})"
+    told += f"; what the host does with them takes {used}" if uses.any() else ""
     return Finding(
         "synchronizes-each-step",
         f"the loop waits for the GPU {count:,} times{a_step(count, steps)}, {duration(facts, intervals.length(inside))}"
@@ -1157,16 +1166,20 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
     time = min(other, looks)
     if time < IN_LINE * window:
         return None
-    gain = facts.gain(other, "what the main thread does outside of torch and of its loader", Floor(0, ""))
+    inside = intervals.length(facts.beside_training) if facts.calls_torch(line) else 0
+    what = "what the main thread does outside of torch and of its loader"
+    what += ", and all operators that are no training, as this line has some" if inside else ""
+    gain = facts.gain(other + inside, what, Floor(0, ""))
     told, change = "no loading", f"# do what stands in {line} less often, or in another thread or process"
     if facts.fault("loader-in-thread") is not None:
         told = "no loading that is seen; another thread takes a DataLoader's batches, and this line may wait for it"
         change = f"# if {line} waits for that thread: DataLoader(..., num_workers=...) in place of it, or for it"
-    else:  # what is not done takes no time; a wait may be for what takes as long elsewhere
+    elif not inside:  # what is not done takes no time; a wait may be for what takes as long elsewhere
         gain = replace(gain, predicted=facts.per_step(time))
     return Finding(
         "other-work-in-loop",
-        f"{line} takes {duration(facts, time)} of the main thread's time: it is no operator of torch and {told}",
+        f"{line} takes {duration(facts, time)} of the main thread's time: it is no operator of torch and {told}"
+        f"{'. The operators that it calls take time besides' if inside else ''}",
         change,
         gain,
         subject=Subject(time="outside"),
@@ -1546,9 +1559,10 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, Remedy, int 
     workers, pin = facts.lanes_of("worker"), facts.lanes_of("pin")
     if not workers:
         return "its workers are not in this timeline", "some-workers", None
-    busy, places = facts.busy(workers), min(len(workers), facts.cores or len(workers))
+    busy, places = facts.busy_with_orders(workers), min(len(workers), facts.cores or len(workers))
     many = words.count(len(workers), "worker") + facts.which_loader
-    seen = f"{many} {'fetch' if len(workers) > 1 else 'fetches'} {words.share(busy)} of the time"
+    until = " in which they have orders" if busy > facts.busy(workers) else ""
+    seen = f"{many} {'fetch' if len(workers) > 1 else 'fetches'} {words.share(busy)} of the time{until}"
     waiting = busy * len(workers) <= places < len(workers)  # one that waits for an emulated core does not look busy
     busy = busy * len(workers) / places if waiting else busy
     if _pin_thread_is_full(facts):
@@ -1751,6 +1765,9 @@ def _tried(facts: Evidence, found: Sequence[Finding]) -> list[Finding]:
     trials, named = Trials(facts), {each.kind for each in found}
     tried = [checked for each in found if (checked := trials.tried(each))]
     tried = [each for each in tried if _is_told(each, round(_value(facts, each)), facts)]
+    kept = {each.kind for each in tried}  # an epoch ends with its slowest batch in any order
+    slow = (_cheaper(each) for each in found if each.remedy == "any-order" and each.kind not in kept)
+    tried += filter(None, map(trials.tried, slow))
     if trials.possible:
         tried = [
             each
@@ -1763,8 +1780,11 @@ def _tried(facts: Evidence, found: Sequence[Finding]) -> list[Finding]:
         tried.append(checked)
     if tried or facts.summary.busy or intervals.length(facts.getting) < UNTRIED * facts.window:
         return tried
-    loads = (each for each in found if each.kind in LOADS)  # on the CPU loading is what was asked for
-    return [replace(each, change=REMEDIES["cheaper"], remedy="cheaper", parameters={}) for each in loads]
+    return [_cheaper(each) for each in found if each.kind in LOADS]  # on the CPU loading is what was asked for
+
+
+def _cheaper(finding: Finding) -> Finding:
+    return replace(finding, change=REMEDIES["cheaper"], remedy="cheaper", parameters={}, removal=None)
 
 
 def _value(facts: Evidence, finding: Finding) -> float:

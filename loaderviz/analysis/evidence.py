@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress, pairwise
+from heapq import heappop, heappush
+from itertools import compress, cycle, groupby, islice, pairwise
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -76,6 +77,7 @@ CALLERS = {  # of collectives, by a range around their launch: the first that is
     "optimizer": re.compile(r"Optimizer\.step#").search,
     "ddp": re.compile(r"DistributedDataParallel|AccumulateGrad").search,
 }
+NUMBER = 8  # bytes
 READING = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 MASKS = "aten::nonzero", "aten::masked_select"  # what they give has a size that the host must know
 FINITE = ("aten::isnan", "aten::isinf", "aten::isfinite", "aten::logical_or")  # as clip_grad_norm_ asks for an error
@@ -116,7 +118,8 @@ class Floor:
 class Removal:
     """What a line that is written anew takes away: the host's time `when`, its `calls`, with what they launch.
 
-    `even`: each batch takes as long to fetch as all do on average. `shrink`: the share of a batch's bytes that is left,
+    `even`: each batch takes as long to fetch as all do on average, `any_order`: as `Evidence.as_ready` says. `shrink`:
+    the share of a batch's bytes that is left,
     `fetch`: of the time of its fetch, `waits`: of what that waits. `pinned`: what is copied lies in pinned memory then.
     `joined`: so many tensors of a batch are copied at once. `graphs`: what is left of a step is a CUDA graph.
     """
@@ -126,6 +129,7 @@ class Removal:
     joined: int = 0
     graphs: bool = False
     even: bool = False
+    any_order: bool = False
     shrink: float = 1.0
     fetch: float = 1.0
     waits: float = 1.0
@@ -343,6 +347,18 @@ class Evidence:
         lines = np.setdiff1d(timeline.source[calls], self.training_lines) if len(self.at_lines[0]) else NO_ROWS
         mine = self.loop & np.isin(timeline.source, lines[lines >= 0])
         return mine | self.here & self.launched(mine)
+
+    def using(self, results: Mask) -> Mask:
+        """What torch does on the host with these results, up to the next launch or batch; nothing with a number."""
+        timeline, starts = self.timeline, self.timeline.start
+        calls = self.calls(results & (timeline.nbytes > NUMBER))
+        operators = self.loop & timeline.where(Kind.OPERATOR) & timeline.named(lambda name: name.startswith("aten::"))
+        given = self.loop & self.handing_out | self.fetching
+        rows, launches = np.flatnonzero(self.launching | calls | given), np.sort(starts[self.launching])
+        place = np.searchsorted(starts[rows], starts) - 1
+        found = operators & (place >= 0) & calls[rows[place]] if len(rows) else operators & False
+        found &= np.searchsorted(launches, starts) == np.searchsorted(launches, timeline.end)
+        return found & ~(np.isin(timeline.source, self.training_lines) & (timeline.source >= 0))
 
     def asking(self, calls: Mask, operators: Sequence[str]) -> Mask:
         """Those of these calls that bring what one of these operators has given: no kernel is launched in between."""
@@ -826,6 +842,16 @@ class Evidence:
         time = float((self.last - self.first)[mine].sum())
         return min(1.0, time / (self.window * len(lanes))) if lanes and self.window else 0
 
+    def busy_with_orders(self, lanes: list[int]) -> float:
+        """As `busy`, without the time after a worker's last batch where an epoch ends with those that are made."""
+        timeline, epoch = self.timeline, self.timeline.context.usage.get("epoch", 0)
+        made = timeline.where(Kind.FETCH) & timeline.select(lane=lanes)
+        if not (epoch and made.any()) or (timeline.batch[made].max() + 1) % epoch:
+            return self.busy(lanes)
+        ends = (timeline.end[made & (timeline.lane == lane)].max(initial=0) for lane in lanes)
+        idle = sum(max(0, self.end - max(end, self.start)) for end in ends)
+        return float(min(1.0, self.busy(lanes) / max(1e-9, 1 - idle / (self.window * len(lanes)))))
+
     @cached_property
     def worked(self) -> float:
         """For how many ns of the processor workers worked in the window: their fetches, and their other threads."""
@@ -851,6 +877,20 @@ class Evidence:
             found[look.line] += time
         return [(self.timeline.lines[line], time) for line, time in found.most_common() if time]
 
+    def calls_torch(self, line: str) -> bool:
+        """Whether the main thread was seen in an operator that this line ("file:line") calls."""
+        timeline = self.timeline
+        called = np.unique(timeline.source[self.loop & timeline.where(Kind.OPERATOR) & (timeline.source >= 0)])
+        return line in (timeline.lines[timeline.sources[source]] for source in called.tolist())
+
+    @property
+    def beside_training(self) -> Intervals:
+        """When the loop's thread is in an operator that is no training and no loading, as far as its name tells."""
+        timeline = self.timeline
+        trains = self.loop & timeline.named(lambda name: bool(TRAINS(name)) or name.startswith("autograd::"))
+        operators = self.covered(self.loop & timeline.where(Kind.OPERATOR) & ~self.handing_out)
+        return intervals.subtract(operators, either(self.getting, self.covered(trains)))
+
     def seen_within(self, when: Intervals) -> Ints:
         """For how many ns of each of these times the main thread was seen in a line outside of torch."""
         begin, lasts = np.array([look[:2] for look in self.timeline.context.looks], np.int64).reshape(-1, 2).T
@@ -875,6 +915,20 @@ class Evidence:
         before = np.searchsorted(timeline.end[fetched], timeline.start, side="right")
         ready: Mask = self.waiting(Cause.DATA) & (latest[before] > timeline.end)
         return ready
+
+    def as_ready(self, times: Mapping[int, float]) -> dict[int, float]:
+        """What fetches of batches that take so long [ns] would take in order, if they came when they come in any order.
+
+        An epoch ends with its last batch all the same. Where its end is not seen they take as long as on average.
+        """
+        epoch, number = self.timeline.context.usage.get("epoch", 0), len(self.lanes_of("worker"))
+        found = dict.fromkeys(times, float(np.mean([*times.values()])))
+        own = (self.window - self.length(self.waiting(Cause.DATA))) / max(1, self.steps or 0)
+        for _, batches in groupby(sorted(times), lambda batch: batch // epoch if epoch else -1):
+            mine = list(batches)
+            if epoch and (mine[-1] + 1) % epoch == 0:
+                found |= zip(mine, _as_ready([times[batch] for batch in mine], number, own), strict=True)
+        return found
 
     @cached_property
     def received(self) -> Mask:
@@ -1158,6 +1212,27 @@ class Evidence:
             Floor(int(self.locked * self.steps), "work with the lock that the workers share"),
             key=lambda floor: floor.ns,
         )
+
+
+def _as_ready(times: Sequence[float], workers: int, own: float) -> Iterator[float]:
+    """Give what each fetch of an epoch would take in order to be there when one is in any order, as torch orders them.
+
+    The loop has `own` ns of other work for each batch. An order goes to the next worker that has less than it may have.
+    """
+    free, has, turns, orders = [0.0] * workers, [0] * workers, cycle(range(workers)), iter(times)
+    begins, made, there, now = [0.0] * PREFETCHED * workers, [0.0] * workers, list[tuple[float, int]](), 0.0
+    for number in range(len(times)):
+        for time in islice(orders, 1 if number else PREFETCHED * workers):
+            worker = next(each for each in turns if has[each] < PREFETCHED)
+            has[worker] += 1
+            free[worker] = max(free[worker], begins[-1]) + time
+            heappush(there, (free[worker], worker))
+        ready, worker = heappop(there)
+        has[worker] -= 1
+        yield max(0.0, ready - max(begins[number], made[number]))  # after the order, and what this worker made before
+        made.append(ready)
+        begins.append(max(now, ready))
+        now = begins[-1] + own
 
 
 def _working(timeline: Timeline, device: int) -> tuple[int, int] | None:

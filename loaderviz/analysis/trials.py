@@ -16,7 +16,7 @@ from typing import Any
 from loaderviz import words
 from loaderviz.analysis import WORTH_IT, Advice, Finding, PathStep
 from loaderviz.analysis.evidence import Evidence, Removal
-from loaderviz.analysis.what_if import Change, LoopModel, changed, gpu_of, of_loop, replayed
+from loaderviz.analysis.what_if import WITH_WORKERS, Change, LoopModel, changed, crossing, gpu_of, of_loop, replayed
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import either
 from loaderviz.timeline import KERNELS, Kind, Timeline
@@ -82,10 +82,11 @@ class Trials:
             return _not_replayed(finding, ANEW)
         if self.facts.unlike_loaders and not removal:
             return _not_replayed(finding, SEVERAL)
+        self._refused = ""
         before, after, predicted = self.ask(finding)
         now, steps = self.facts.summary.step, self.facts.steps
         if not (before and now and steps) or after is None:
-            return _not_replayed(finding, self.why_not or self._refused or "the timeline shows no steps")
+            return _not_replayed(finding, self._refused or self.why_not or "the timeline shows no steps")
         saved = now * (1 - after / before)  # both replays may be off by the same part
         if saved < NO_USE * now:
             return None
@@ -143,12 +144,27 @@ class Trials:
             return None
         fetch, cores, left = facts.fetch, facts.cores or workers, removal.fetch if removal else 1.0
         computes, waits = left * fetch.computes, left * fetch.waits * (removal.waits if removal else 1.0)
+        if removal and removal.any_order and self._ends_late(workers):
+            return None
         if not workers:  # the loop does all of it, one after the other
             taking = facts.covered(facts.loop & facts.handing_out)
             return facts.host_floor(either(facts.getting, taking)).ns / facts.steps + computes + waits
         own = facts.host_floor(facts.getting).ns / facts.steps
+        if not facts.lanes_of("worker"):  # a replay would send each batch from one process to another, too
+            sends, receives = crossing(facts)
+            own = own * (1 + (WITH_WORKERS - 1) * facts.crowded(workers)) + receives
+            computes += sends
         supply = max((computes + waits) / workers, computes / min(workers, cores))
         return float(max(own, supply, (own + computes) / cores))
+
+    def _ends_late(self, workers: int) -> bool:
+        """Tell whether epochs end with batches that one worker alone still makes, if they come in any order."""
+        timeline, rows = self.timeline, self.facts.fetches & (self.timeline.batch >= 0)
+        lasts = (timeline.end - timeline.start)[rows].tolist()
+        times = sorted(self.facts.as_ready(dict(zip(timeline.batch[rows].tolist(), lasts, strict=True))).items())
+        longest = max(sum(time for _, time in times[place::workers]) for place in range(workers))
+        self._refused = "an epoch ends with its slowest batch in any order"
+        return bool(longest * workers > (1 + BAND) * sum(lasts))
 
 
 _PRICED = ("restarts-workers", "allocates-in-loop")

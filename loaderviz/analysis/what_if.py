@@ -51,7 +51,7 @@ class HostCall:
     """A call of the host: `before` ns of its own work, then the call, which takes it `cost` ns without waiting.
 
     `work` is the span that it launches, None for a synchronisation; `joins`: the computing stream waits for the
-    collectives before it.
+    collectives before it. `works`: some of the host's own work is no part of the training, and so of no graph.
     """
 
     before: int
@@ -60,6 +60,7 @@ class HostCall:
     source: str
     work: Span | None
     joins: bool = False
+    works: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Step:
     waits: int
     calls: tuple[HostCall, ...]
     after: int  # ns of the host's work after the last call
-    pins: int = 0  # ns in which the loop's thread pins what workers fetched, which no graph launches
+    pins: int = 0  # ns in which the loop's thread pins what workers fetched
 
 
 class LoopModel:
@@ -114,15 +115,26 @@ class LoopModel:
         if self.resident:
             return LoaderConfig(resident=True)
         timeline, facts, copies = self.timeline, self.facts, self.copies
-        size = np.maximum(timeline.nbytes[copies], 1)
+        size, pins = np.maximum(timeline.nbytes[copies], 1), timeline.where(Kind.PIN) & (timeline.end > facts.start)
         return LoaderConfig(
-            workers=0 if timeline.where(Kind.FETCH)[facts.loop].any() else len(facts.lanes_of("worker")),
+            workers=self._workers,
             pin=bool(size[timeline.pinned[copies] == 1].sum() * 2 > size.sum()),  # most of the bytes
             non_blocking=bool(facts.synchronizes(copies).sum() * 2 <= copies.sum()),
             side_stream=not np.isin(timeline.lane[copies], [self.lane]).any(),
             depth=self._depth(),
-            pinned_before=not (timeline.where(Kind.PIN) & (timeline.end > facts.start)).any(),
+            pinned_before=self.pins_itself or not pins.any(),
         )
+
+    @cached_property
+    def _workers(self) -> int:
+        fetches = self.timeline.where(Kind.FETCH)[self.facts.loop].any()
+        return 0 if fetches else len(self.facts.lanes_of("worker"))
+
+    @cached_property
+    def pins_itself(self) -> bool:
+        """Whether the loop's thread pins what workers fetched, as no pin thread does."""
+        pins = self.facts.loop & self.timeline.where(Kind.PIN)
+        return bool(self._workers and pins.any() and not self.facts.lanes_of("pin"))
 
     def _depth(self) -> int:
         """How many batches are copied ahead: those called for before the first kernel of a step, on average."""
@@ -164,7 +176,7 @@ class LoopModel:
         last = int(ends[-1]) if (ends[:-1] >= starts[1:]).all() else facts.end  # what follows the loop is no step
         edges = np.array([*starts, last], np.int64)
         pins = intervals.covered_within(
-            facts.covered(facts.fetching & bool(self.config.workers)), edges[:-1], np.maximum(edges[1:], edges[:-1])
+            facts.covered(facts.fetching & self.pins_itself), edges[:-1], np.maximum(edges[1:], edges[:-1])
         )
         steps = []
         for index, (pinned, calls) in enumerate(zip(pins.tolist(), self._calls(edges), strict=True)):
@@ -214,6 +226,10 @@ class LoopModel:
         if self._removal.even and times:
             took, waited = (round(float(mean)) for mean in np.mean(list(times.values()), axis=0))
             times = dict.fromkeys(times, (took, waited))
+        if self._removal.any_order and times:
+            on_core = sum(took for took, _ in times.values()) / max(1, sum(map(sum, times.values())))
+            ready = self.facts.as_ready({batch: float(sum(parts)) for batch, parts in times.items()})
+            times = {batch: (round(on_core * time), round((1 - on_core) * time)) for batch, time in ready.items()}
         return times
 
     @property
@@ -295,19 +311,21 @@ class LoopModel:
         ended[some] = last[places[1:][some] - 1]
         inside = self._not_the_steps
         before = intervals.free_within(inside, since, np.maximum(first, since)).tolist()
+        other = intervals.subtract(self.facts.other_work.when, inside)
+        works = intervals.covered_within(other, since, np.maximum(first, since)) > 0
         cost = intervals.free_within(inside, np.maximum(first, since), last).tolist()
         after = intervals.free_within(inside, ended, np.maximum(edges[1:], ended)).tolist()
         operators = self.host & timeline.where(Kind.OPERATOR)
         of_lane = [spans[operators[spans]] for spans in timeline.by_lane()]
-        works = [self._work_of.get(row, -1) for row in rows.tolist()]
+        launched = [self._work_of.get(row, -1) for row in rows.tolist()]
         calls = [
             HostCall(
                 gap, own, self.facts.innermost(of_lane[lane], row), timeline.sources[source] if source >= 0 else "",
-                span if work >= 0 else None, work in self._joining,
+                span if work >= 0 else None, work in self._joining, other,
             )
-            for row, gap, own, lane, source, work, span in zip(
-                rows.tolist(), before, cost, timeline.lane[rows].tolist(), timeline.source[rows].tolist(), works,
-                timeline.rows_at(np.array(works, np.int64)), strict=True,
+            for row, gap, own, lane, source, work, span, other in zip(
+                rows.tolist(), before, cost, timeline.lane[rows].tolist(), timeline.source[rows].tolist(), launched,
+                timeline.rows_at(np.array(launched, np.int64)), works.tolist(), strict=True,
             )
         ]  # fmt: skip
         for (low, high), rest in zip(pairwise(places.tolist()), after, strict=True):
@@ -451,7 +469,7 @@ def host_of(loop: LoopModel, config: LoaderConfig) -> Host:
     measured times already, and not counted once more.
     """
     timeline, facts, now = loop.timeline, loop.facts, loop.config
-    base = loop.preset or Host.preset("workstation")
+    base = loop.preset or ON_REAL_HOSTS
     base = replace(base, cores=facts.cores or base.cores, siblings=base.siblings if loop.preset else 1)
     same = config.pin == now.pin and not loop.preset
     if now.workers and not loop.preset:
@@ -494,6 +512,7 @@ def checked(gpu: Gpu, pinned: bool, loads: bool = True) -> Gpu:
 # The prediction
 
 
+ON_REAL_HOSTS = Host.preset("workstation")  # what a real host does with batches of workers, where it has none
 # Of a real loop with workers this is in its measured times
 KNOWN: dict[str, Any] = dict.fromkeys((*SENDING, *RECEIVING, "contention", "crowding"), 0)
 LIMITS = {"prefetch": (0, 16), "workers": (0, 64), "batch_size": (1, 1 << 20), "ranks_on_host": (1, 64)}  # as asked
@@ -506,6 +525,12 @@ SLOWEST, FASTEST = 3.8 / 2.9, 4.0 / 3.6
 WITH_WORKERS = (SLOWEST + FASTEST) / 2
 BAND = {"emulated": 0.1, "": 0.1, "workers": 0.15}  # to each side; with other workers on a real host it is widest
 _UNSCALED = re.compile(r"multi_tensor_apply|adam|sgd|foreach|optim|nccl|rccl", re.IGNORECASE)  # cost of the parameters
+
+
+def crossing(facts: Evidence) -> tuple[int, int]:
+    """Return what a worker of a real host takes to send a batch, and the loop to receive it [ns], where it had none."""
+    parcel = Parcel(facts.timeline.context.usage.get("tensors", 1), int(facts.batch_bytes))
+    return ON_REAL_HOSTS.sending(parcel), ON_REAL_HOSTS.receiving(parcel)
 
 
 @dataclass(frozen=True)
@@ -703,7 +728,7 @@ def changed(
             f"what_if(workers={workers}): the timeline does not show how long a batch is fetched. Record with "
             "loaderviz.record(), which sees the workers, or with num_workers=0, where the main thread fetches"
         )
-    if (pinned or prefetch) and not config.pin:
+    if ((pinned or prefetch) and not config.pin) or (workers == 0 and loop.pins_itself):
         config = replace(config, pinned_before=False)
     if pinned:
         config = replace(config, pin=True, non_blocking=True)
@@ -727,8 +752,7 @@ class _LoopWork:
         self.loop, self.steps, self.warmup = loop, loop.steps, config.warmup
         self.origin, self.target, self.scale, self.slices = source, target, scale, slices
         self.graphs, self.copied_ahead = graphs, config.side_stream and config.depth > 0
-        # Where the loop's thread pins, it also takes the batches from the workers, which no pin thread does
-        self.takes = loop.preset if loop.config.workers and not loop.facts.lanes_of("pin") and config.pin else None
+        self.pins = config.pin and not config.pins  # what workers fetched, in the loop's thread
         self.sender = loop.preset if loop.config.workers else None  # whose sending is in the times of fetches
         stays = config.workers and not config.threads
         self.unsent = 0.0 if stays or (self.sender and loop.seen_parcel) else loop.timeline.context.sent  # of a fetch
@@ -754,7 +778,8 @@ class _LoopWork:
         waits = round(step.waits * self.scale)
         locked = round(self.loop.locked * self.scale)
         sends = Parcel(parcel.tensors, *(round(nbytes * self.scale) for nbytes in parcel[1:]))
-        return Batch(tensors, round(step.samples * self.scale), fetch, self.loop.draw_time, waits, locked, sends)
+        draws = self.loop.draw_time + round(self.pins * step.pins * self.scale)
+        return Batch(tensors, round(step.samples * self.scale), fetch, draws, waits, locked, sends)
 
     def source(self, does: str) -> str:
         return ""
@@ -762,9 +787,6 @@ class _LoopWork:
     def train(self, runtime: Runtime, number: int) -> None:
         """Make the calls of a step, each after the host's own work before it."""
         step = self._step(number)
-        self._work(runtime, step.pins)
-        if self.takes and step.pins:
-            self._work(runtime, self.takes.receiving(self.batch(number).parcel))
         for captured, calls in groupby(step.calls, self._is_captured):
             if captured:
                 self._launch_graph(runtime, number, list(calls))
@@ -780,8 +802,11 @@ class _LoopWork:
         self._work(runtime, round(step.after * self.slower))
 
     def _is_captured(self, call: HostCall) -> bool:
-        """Tell whether a CUDA graph would launch what this call does; a wait, and a result for the host, end one."""
-        if not self.graphs or call.work is None or call.joins or call.work.lane is not self.loop.stream:
+        """Tell whether a CUDA graph would launch what this call does.
+
+        A wait, a result for the host, and work of the host that is no part of the training end one.
+        """
+        if not self.graphs or call.work is None or call.joins or call.works or call.work.lane is not self.loop.stream:
             return False
         return call.work.kind in (Kind.COMPUTE, Kind.MEMSET, Kind.COPY_D2D)
 

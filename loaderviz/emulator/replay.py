@@ -50,7 +50,7 @@ class LoaderConfig:
     With `threads` the workers are threads of the loop's process: nothing is sent, but `python` thousandths of a fetch
     hold the interpreter's lock, which one thread has at a time, the loop's or another (R53).
     `lifetime`, one of `LIFETIMES`, protects a batch's memory when a side stream copies. With `resident` the data set
-    lives on the GPU, and the rest has no effect. `pinned_before`: the batches need not be pinned any more.
+    lives on the GPU, and the rest has no effect. `pinned_before`: the batches need not be pinned by the loader.
     """
 
     workers: int = 0
@@ -63,6 +63,11 @@ class LoaderConfig:
     pinned_before: bool = False
     threads: bool = False
     python: int = 1000
+
+    @property
+    def pins(self) -> bool:
+        """Whether the loader pins the batches."""
+        return self.pin and not self.pinned_before
 
     @property
     def warmup(self) -> int:
@@ -127,11 +132,10 @@ def launch(runtime: Runtime, name: str, time: int) -> None:
 
 
 class HostBatch(NamedTuple):
-    """A batch in host memory: its tensors' bytes, and their pinned blocks, if they have any."""
+    """A batch in host memory: its tensors' bytes, and their pinned blocks, if the loader pins them."""
 
     tensors: Sequence[int]
     pinned: tuple[PinnedBlock, ...] = ()
-    ready: bool = False  # pinned long since, and not by this loader
 
 
 class DataLoader:
@@ -158,18 +162,17 @@ class DataLoader:
                 runtime.shared.main_rests(runtime.now, runtime.now + batch.waits)
                 runtime.host_work(took, f"fetch batch {number}", Kind.FETCH, waited=batch.waits)
             blocks = list[PinnedBlock]()
-            pinned = self.config.pin and self.config.pinned_before
-            for nbytes in batch.tensors if self.config.pin and not pinned else ():
+            for nbytes in batch.tensors if self.config.pins else ():
                 blocks.append(self.pool.allocate(nbytes))
                 took = runtime.host.dispatch + runtime.host.pin_time(nbytes)
                 runtime.host_work(took, f"pin batch {number}", Kind.PIN, nbytes=nbytes, pinned=True)
-            return HostBatch(batch.tensors, tuple(blocks), pinned)
+            return HostBatch(batch.tensors, tuple(blocks))
         if self.config.threads:
             self._prepare_all()
             ready, prepared = self.prepared.popleft()
         else:
             ready, prepared = self._prepare(number)
-        sent = not (self.config.pin or self.config.threads)
+        sent = not (self.config.pins or self.config.threads)
         self.schedule.hand_out(ready, runtime.host.receiving(batch.parcel) if sent else 0)
         return prepared
 
@@ -195,7 +198,7 @@ class DataLoader:
             number, worker, batch.fetch_time + sending, nbytes, self.work.source("fetch"), batch.waits,
             python=batch.fetch_time * self.config.python // 1000, queued=queued,
         )  # fmt: skip
-        if self.config.pin:
+        if self.config.pins:
             ready = self.schedule.pin(number, ready, nbytes, locking, receiving)
         return ready, HostBatch(batch.tensors, tuple(blocks))
 
@@ -318,8 +321,8 @@ class Replay:
             runtime.now += runtime.host.dispatch
             if batch.pinned and not waits:
                 self.loader.pool.use(batch.pinned[index], self.side)  # R29
-            pinned, new = bool(batch.pinned) or batch.ready, self.config.workers > 0 and not self.config.threads
-            runtime.memcpy(nbytes, "h2d", self.side, pinned=pinned, blocking=waits, new=new)
+            new = self.config.workers > 0 and not self.config.threads
+            runtime.memcpy(nbytes, "h2d", self.side, pinned=self.config.pin, blocking=waits, new=new)
             runtime.note(start, "aten::copy_")
         return blocks
 

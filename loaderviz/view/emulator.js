@@ -715,6 +715,7 @@ class Replay {
     this.compute = runtime.default;
     this.onSide = settings.side_stream && !settings.resident;
     this.side = this.onSide ? runtime.stream() : this.compute;
+    this.pins = this.pin && !this.pinned_before;
     Object.assign(this, { number: 0, holds: null, x: null, ring: [], queue: [], begun: [] });
   }
 
@@ -777,11 +778,11 @@ class Replay {
     this.at("loop");
     if (this.workers) {
       const [ready, batch] = this.prepare(number);
-      this.schedule.handOut(ready, this.pin ? 0 : host.receiving(this.nbytes));
+      this.schedule.handOut(ready, this.pins ? 0 : host.receiving(this.nbytes));
       return batch;
     }
     runtime.work(this.fetchTime, `fetch batch ${number}`, KIND.fetch);
-    if (!this.pin || this.pinned_before) return { block: null, pinned: this.pin };
+    if (!this.pins) return { block: null, pinned: this.pin };
     const block = this.pinned.allocate(this.nbytes),
       start = runtime.now,
       about = { pinned: true };
@@ -801,7 +802,7 @@ class Replay {
     const took = this.fetchTime + host.sending(nbytes);
     let ready = schedule.fetch(number, number % workers, took, nbytes, source),
       block = null;
-    if (this.pin) {
+    if (this.pins) {
       ready = schedule.pin(number, ready, nbytes, start => {
         block = this.pinned.allocateAt(nbytes, start);
         return block.isNew ? host.pageLockTime(block.size) : 0;

@@ -136,7 +136,7 @@ EDGES = [
         {"workers": 64, "ranks_on_host": 64},
         {"workers": 64, "compute": 0, "kernels": 2},
         {"compute": 10**10, "depth": 16, "side_stream": True, "lifetime": "ring"},
-        {"kernels": 200, "compute": 0, "non_blocking": True, "pin": True, "depth": 8},
+        {"kernels": 200, "compute": 0, "non_blocking": True, "pin": True, "depth": 8, "pinned_before": True},
         {"side_stream": True, "lifetime": "record_stream", "depth": 3, "batch_size": 64, "sample_bytes": 602_112},
         {"side_stream": True, "lifetime": "wait", "sample_bytes": 150_528, "batch_size": 32_768, "depth": 3},
         {"resident": True, "sample_bytes": 602_112, "gpu": "t4"},
