@@ -411,6 +411,27 @@ def test_a_change_that_means_nothing_and_a_timeline_that_shows_no_loop_are_refus
         lv.what_if(timeline, **change)
 
 
+@pytest.mark.parametrize(
+    "change", [{"workers": 2}, {"workers": 0}, {"prefetch": 1}, {"pinned": True}, {"resident": True}]
+)
+def test_how_batches_come_is_not_predicted_where_each_sample_comes_alone(change):
+    """A replay would copy, or gather, sample by sample what a changed loop copies at once; real workers end with CUDA's
+    own error."""
+    timeline = copies_samples()
+    with pytest.raises(WhatIfError, match="the data set or its collate function copies to the GPU, sample by sample"):
+        lv.what_if(timeline, **change)
+    assert lv.summarize(lv.what_if(timeline, gpu="t4")).step > 0
+
+
+@functools.cache
+def copies_samples():
+    with lv.record(on="a100", host="laptop") as recording:
+        layer = nn.Linear(32, 32).cuda()
+        for x in DataLoader(factory.Samples(lambda _: torch.zeros(32).cuda(), 64), 16):
+            layer(x).sum().backward()
+    return recording.timeline
+
+
 def test_kernels_in_several_streams_and_graphs_are_refused():
     def body(runtime):
         runtime.memcpy(1_000_000, "h2d")

@@ -690,6 +690,12 @@ def changed(
             f"what_if({asked[0] if asked else 'resident=True'}) replays one DataLoader, but a step of this loop takes "
             "batches of several, with workers and without. Record a loop that has one of them; gpu=... can be predicted"
         )
+    if (asked or resident) and loop.copies_in_dataset:
+        raise WhatIfError(
+            f"what_if({asked[0] if asked else 'resident=True'}): the data set or its collate function copies to the GPU, "
+            "sample by sample, and a worker process could not. Let them return tensors of the host, copy the batch in "
+            "the loop, and record again; gpu=... can be predicted"
+        )
     if resident and asked:
         raise WhatIfError("what_if(resident=True) has nothing to load: leave out pinned, prefetch and workers")
     if workers is not None and workers != config.workers and not loop.fetched:
@@ -885,4 +891,4 @@ def _unseen(loop: LoopModel, made: Timeline, config: LoaderConfig, work: _LoopWo
     """Return what no span of a prediction shows: that the data set copies to the GPU, and what a worker sends."""
     sends = work.batch(work.warmup).parcel._asdict().items()
     usage = made.context.usage | {name: amount for name, amount in sends if amount}
-    return {"faults": ("cuda-in-dataset",) * (loop.copies_in_dataset and not config.resident), "usage": usage}
+    return {"faults": ("cuda-in-dataset",) * loop.copies_in_dataset, "usage": usage}
