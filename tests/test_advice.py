@@ -24,7 +24,16 @@ from torch.utils.data import DataLoader, TensorDataset
 import loaderviz as lv
 from loaderviz import experiment, intervals
 from loaderviz.analysis import Gain
-from loaderviz.analysis.advice import CANNOT_PAY, TAKES_FOREACH, Advice, Finding, _order, verdict, waiting_for_data
+from loaderviz.analysis.advice import (
+    CANNOT_PAY,
+    ONE_BY_ONE,
+    TAKES_FOREACH,
+    Advice,
+    Finding,
+    _order,
+    verdict,
+    waiting_for_data,
+)
 from loaderviz.analysis.evidence import Evidence
 from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.trials import Trials
@@ -1743,7 +1752,8 @@ def test_a_loop_over_tensors_is_told_torchs_call_for_all_of_them():
 
     def at_once(net, x):
         backward(net, x)
-        torch._foreach_mul_([*map(torch.Tensor.detach, net.parameters())], 0.99)
+        with torch.no_grad():
+            torch._foreach_mul_([*net.parameters()], 0.99)
 
     before, after = (trained(each, DataLoader(rows_of(), 256)) for each in (step, at_once))
     found = next(each for each in lv.advise(before) if each.kind == "one-by-one")
@@ -2283,6 +2293,46 @@ def test_what_goes_through_tensors_one_by_one_in_several_lines_of_a_loop_is_one_
     assert "torch._foreach_mul_(" in found.change and "the same for" in found.change and "addcdiv_" in found.change
     gained = lv.summarize(before).step - lv.summarize(after).step
     assert found.expected_gain.predicted == pytest.approx(gained, rel=0.15) and gained <= found.expected_gain.per_step
+
+
+def test_all_that_torch_does_elementwise_to_lists_of_tensors_is_known():
+    names = {name.removeprefix("_foreach_") for name in dir(torch) if name.startswith("_foreach_")}
+    others = {"max", "mm", "powsum", "clone"}  # of no single element; it makes new tensors each time
+    assert names - others <= {name for several in ONE_BY_ONE.values() for name in several.split()}
+
+
+@pytest.mark.parametrize(
+    ("each", "called"),
+    [
+        (lambda p: p.detach().clone(), "copy_"),
+        (lambda p: p.grad.clamp_(-1, 1), "clamp_min_"),
+        (lambda p: p.grad.sign(), "sign"),
+        (lambda p: p.grad.norm(), "norm"),
+    ],
+)
+def test_what_is_done_to_each_parameter_or_gradient_is_told_torchs_call_for_all_of_them(each, called):
+    def step(net, x, singly=True):
+        backward(net, x)
+        for weight in net.parameters():
+            each(weight) if singly else None
+
+    before, without = (
+        trained(lambda net, x, singly=singly: step(net, x, singly), DataLoader(rows_of(), 256)) for singly in (1, 0)
+    )
+    found = finding_of(before, "one-by-one")
+    assert found.change.startswith(f"torch._foreach_{called}(tensors")
+    most = lv.summarize(before).step - lv.summarize(without).step  # what one call for all takes is left of it
+    assert 0.85 * most < found.expected_gain.predicted < most < 1.02 * found.expected_gain.per_step
+
+
+def test_what_a_model_computes_again_and_again_before_the_backward_pass_is_no_loop_over_tensors():
+    def step(net, x):
+        scale = x.mean()
+        for _ in range(16):
+            x = x * torch.rsqrt(scale + 1.0)
+        backward(net, x)
+
+    assert "one-by-one" not in gains(trained(step, DataLoader(rows_of(), 256)))
 
 
 def launching(operators, rank="", anomaly=False, steps=12):

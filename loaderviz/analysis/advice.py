@@ -7,6 +7,7 @@ window has beyond the work that remains. None is promised of a change that `what
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -1178,25 +1179,21 @@ WAITS_INSIDE = (
     "# copy a batch before it, with non_blocking=True; write torch.where() in place of an if;\n"
     "# read a value once the step is launched. Then the step can be a CUDA graph, which cannot hold a wait"
 )
-ONE_BY_ONE = {  # operators that torch has for lists of tensors, too
-    f"aten::{name}{end}"
-    for name in (
-        "abs",
-        "add",
-        "addcdiv",
-        "addcmul",
-        "clamp_min",
-        "copy",
-        "div",
-        "lerp",
-        "mul",
-        "neg",
-        "sqrt",
-        "sub",
-        "zero",
-    )
-    for end in ("", "_")
+_ELEMENTWISE = (
+    "abs", "acos", "add", "addcdiv", "addcmul", "asin", "atan", "ceil", "clamp_max", "clamp_min", "cos", "cosh",
+    "div", "erf", "erfc", "exp", "expm1", "floor", "frac", "lerp", "lgamma", "log", "log10", "log1p", "log2",
+    "maximum", "minimum", "mul", "neg", "norm", "pow", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin",
+    "sinh", "sqrt", "sub", "tan", "tanh", "trunc", "zero",
+)  # fmt: skip
+# Operators that torch has for lists of tensors, too, and what these are called, one or two for each
+ONE_BY_ONE = {f"aten::{name}{end}": f"{name}{end}" for name in _ELEMENTWISE for end in ("", "_")} | {
+    "aten::copy_": "copy_",
+    "aten::clone": "copy_",  # into tensors that are made once
+    "aten::clamp": "clamp_min clamp_max",
+    "aten::clamp_": "clamp_min_ clamp_max_",
+    "aten::linalg_vector_norm": "norm",
 }
+BACKWARD = re.compile(r"aten::\w+_backward|aten::ones_like$|autograd::engine").match  # begins with the loss' own
 SINGLY, PART = 16, 0.1  # such calls a step, and of all kernels, from which they are named
 OPTIMIZER, ROW = -2, -3  # stand for the lines of all optimizers, and of rows of such calls where no lines are known
 FOREACH = "optimizer = {name}(..., foreach=True)  # or fused=True: all parameters at once"
@@ -1248,27 +1245,51 @@ def _alternate(facts: Evidence, mine: Ints, others: Ints) -> bool:
 
 
 def _in_rows(timeline: Timeline, rows: Ints, single: Mask) -> Mask:
-    """Tell which of these operators are in a long row of outermost ones that torch has for lists of tensors, too.
+    """Tell which of these operators are in a long row of those that torch has for lists of tensors, too.
 
     Few names come again and again, and some write into their tensor: what computes one value is a row as well.
     """
-    outer = np.flatnonzero(intervals.outermost(timeline.start[rows], timeline.end[rows], timeline.begin))
-    runs = np.flatnonzero(np.diff(np.r_[False, single[outer], False]))
+    runs = np.flatnonzero(np.diff(np.r_[False, single, False]))
     names, writes = timeline.name[rows], timeline.named(lambda name: name[-1:] == "_")[rows]
     found = np.zeros(len(rows), bool)
     for first, last in runs.reshape(-1, 2).tolist():
-        mine, length = outer[first:last], last - first
-        few = 4 * len(np.unique(names[mine])) <= length <= 4 * np.count_nonzero(writes[mine])
-        found[mine] = few and length >= SINGLY
+        length = last - first
+        few = 4 * len(np.unique(names[first:last])) <= length <= 4 * np.count_nonzero(writes[first:last])
+        found[first:last] = few and length >= SINGLY
     return found
 
 
-def one_by_one(facts: Evidence) -> Finding | None:
-    """Operators that go through a list of tensors one by one, such as an optimizer: torch has calls for all at once."""
+def _before_backward(facts: Evidence, rows: Ints) -> Mask:
+    """Tell which of these operators come before the backward pass of their batch: a model's own, of no gradient."""
+    timeline, handed = facts.timeline, facts.loop & facts.handing_out
+    back = timeline.start[facts.program & timeline.named(lambda name: bool(BACKWARD(name)))]
+    back, starts, far = np.sort(back), timeline.start[rows], timeline.begin + timeline.duration
+    place = np.searchsorted(back, starts)
+    # a batch is handed out before and after which backward operator
+    batch, last, following = (
+        np.searchsorted(timeline.start[handed], each, side="right")
+        for each in (starts, np.r_[timeline.begin - 1, back][place], np.r_[back, far][place])
+    )
+    before: Mask = (batch > last) & (batch == following) & (place < len(back))
+    return before
+
+
+def _whole(facts: Evidence, operators: Mask) -> tuple[Mask, Intervals]:
+    """Return these operators of the loop with the calls in them, and when they run, with the Python between them."""
+    mine: Mask = operators | facts.loop & intervals.covers(facts.covered(operators), facts.timeline.start)
+    rows, until = facts.at_lines
+    between = mine[rows] & np.r_[mine[rows][1:], False][: len(rows)]
+    python = intervals.union(facts.timeline.start[rows[between]], until[between])
+    return mine, either(facts.covered(mine), intervals.intersect(python, facts.judged))
+
+
+def _singly(facts: Evidence, optimizing: Mask) -> tuple[Ints, int]:
+    """Return the operators that go through tensors one by one, and a line of theirs, `OPTIMIZER` or `ROW`."""
     timeline, steps, kernels = facts.timeline, facts.rounds or 0, int(facts.mask(*KERNELS).sum())
-    optimizing = facts.loop & timeline.named(OPTIMIZER_STEP.match)
     rows = np.flatnonzero(facts.loop & timeline.where(Kind.OPERATOR) & ~optimizing)
-    rows = rows[(timeline.start[rows] >= facts.start) & (timeline.start[rows] < facts.end)]
+    rows = rows[intervals.outermost(timeline.start[rows], timeline.end[rows], facts.start)]
+    rows = rows[(timeline.start[rows] < facts.end) & ~timeline.named("aten::detach".__eq__)[rows]]
+    rows = rows[~_before_backward(facts, rows)]
     inside = intervals.covers(facts.covered(optimizing), timeline.start[rows])
     single = timeline.named(ONE_BY_ONE.__contains__)[rows]
     lines = timeline.source[rows]
@@ -1281,29 +1302,37 @@ def one_by_one(facts: Evidence) -> Finding | None:
     trains = np.isin(known, facts.training_lines) & (known >= 0)
     counts[trains] = 0  # as a backward pass, whose operators are autograd's
     if not (steps and len(known) and counts.max() >= max(SINGLY * steps, PART * kernels)):
-        return None
-    where_most = int(known[counts.argmax()])
-    mine = rows[single & (lines == where_most)]
+        return rows[:0], -1
+    most = int(known[counts.argmax()])
+    mine = rows[single & (lines == most)]
     among = [line for line in known[counts >= SINGLY * steps].tolist() if _alternate(facts, mine, rows[lines == line])]
-    mine = rows[single & np.isin(lines, [where_most, *among])]
-    called = Counter(timeline.names[name].removeprefix("aten::") for name in timeline.name[mine].tolist())
-    first, *others = (name for name, _ in called.most_common())
+    return rows[single & np.isin(lines, [most, *among])], most
+
+
+def one_by_one(facts: Evidence) -> Finding | None:
+    """Operators that go through a list of tensors one by one, such as an optimizer: torch has calls for all at once."""
+    timeline = facts.timeline
+    optimizing = facts.loop & timeline.named(OPTIMIZER_STEP.match)
+    mine, line = _singly(facts, optimizing)
+    if not len(mine):
+        return None
+    called = Counter(timeline.names[name] for name in timeline.name[mine].tolist())
+    first, *others = dict.fromkeys(name for each, _ in called.most_common() for name in ONE_BY_ONE[each].split())
     change = AT_ONCE.format(name=first) + (f"\n# the same for {', '.join(others)}" if others else "")
-    if where_most == OPTIMIZER:
+    if line == OPTIMIZER:
         steps_of = Counter(timeline.names[name] for name in timeline.name[optimizing].tolist()).most_common(1)[0][0]
         name = steps_of.partition("#")[2].partition(".")[0]
         change = (FOREACH if name in TAKES_FOREACH else NO_FOREACH).format(name=name)
     gone = timeline.places(mine)
-    every = either(facts.covered(gone), facts.in_lines(gone))
+    every = _whole(facts, gone)[1]
     step = np.searchsorted(timeline.start[facts.marks], timeline.start[mine], side="right")
     gone[mine[np.unique(np.c_[step, timeline.name[mine]], axis=0, return_index=True)[1]]] = False  # for all, one stays
-    when = either(facts.covered(gone), facts.in_lines(gone))
-    gone |= facts.loop & intervals.covers(facts.covered(gone), timeline.start)
+    gone, when = _whole(facts, gone)
     work = facts.here & facts.launched(gone)
     if 2 * np.count_nonzero(work & timeline.where(*COPIES)) > np.count_nonzero(work):
         return None  # the tensors are still on the host: `many_small_copies`
     direct = facts.length(work) + intervals.length(intervals.intersect(every, facts.idle))
-    seen = f"{words.count(len(mine), 'operator')}{a_step(len(mine), steps)}, go through tensors one by one"
+    seen = f"{words.count(len(mine), 'operator')}{a_step(len(mine), facts.rounds)}, go through tensors one by one"
     time = duration(facts, intervals.length(every))
     return Finding(
         "one-by-one",
