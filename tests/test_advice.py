@@ -2332,7 +2332,58 @@ def test_what_a_model_computes_again_and_again_before_the_backward_pass_is_no_lo
             x = x * torch.rsqrt(scale + 1.0)
         backward(net, x)
 
-    assert "one-by-one" not in gains(trained(step, DataLoader(rows_of(), 256)))
+    assert "_foreach_" not in str(lv.advise(trained(step, DataLoader(rows_of(), 256))))
+
+
+def erases(net, x, singly):
+    marked = x.clone()
+    for row in range(40 if singly else 1):
+        marked[row, row % 8 : row % 8 + 4] = 1.0
+    backward(net, marked)
+
+
+def loss_of_each(net, x, singly):
+    out, y = net(x), x.sign()
+    mse = torch.nn.functional.mse_loss
+    loss = sum(mse(out[row], y[row]) for row in range(32)) if singly else mse(out[:32], y[:32])
+    loss.backward()
+
+
+@pytest.mark.parametrize(("step", "after"), [(erases, 3), (loss_of_each, 3)])
+def test_a_loop_over_samples_is_named_with_the_backward_pass_that_follows_from_it(step, after):
+    before, repaired = (
+        trained(lambda net, x, singly=singly: step(net, x, singly), DataLoader(rows_of(), 256), layers=2)
+        for singly in (True, False)
+    )
+    found, line = finding_of(before, "one-by-one"), step.__code__.co_firstlineno + after
+    assert f"again, in a loop in test_advice.py:{line}" in found.evidence
+    assert ("backward pass that follows" in found.evidence) is (step is loss_of_each)
+    kept(found, before, repaired)
+    launches = f"test_advice.py:{line} launches 6" in finding_of(before, "host-bound").evidence  # most of the kernels
+    assert launches is (step is erases)
+    assert "one-by-one" not in gains(repaired)
+
+
+def test_a_cell_that_is_called_for_each_time_step_is_told_the_network_of_all_of_them():
+    def recurs(net, x):
+        made.append(made[0] if made else torch.nn.LSTMCell(32, 32).cuda())
+        h = c = torch.zeros_like(x)
+        for _ in range(8):
+            h, c = made[0](x, (h, c))
+        h.square().mean().backward()
+
+    made = []
+    change = finding_of(trained(recurs, DataLoader(rows_of(), 256)), "one-by-one").change
+    assert change.startswith("# torch.nn.LSTM, GRU or RNN in place of their cells in test_advice.py:")
+
+
+def test_layers_with_operators_of_a_line_between_them_are_no_loop_over_samples():
+    def normed(net, x):
+        for layer in net:
+            x = layer(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+        x.relu().sum().backward()
+
+    assert "one-by-one" not in gains(trained(normed, DataLoader(rows_of(), 256)))
 
 
 def launching(operators, rank="", anomaly=False, steps=12):

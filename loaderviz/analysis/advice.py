@@ -1203,6 +1203,14 @@ TAKES_FOREACH = frozenset(
 )
 NO_FOREACH = "# {name} goes through its parameters one by one; torch.optim's optimizers take foreach=True: all at once"
 AT_ONCE = "torch._foreach_{name}(tensors, ...)  # in place of a loop over tensors: all of them at once"
+_LAYERS = r"(aten::|autograd::engine::evaluate_function: )\w*(mm|conv|linear|matmul|attention|embedding)"
+LAYER = re.compile(_LAYERS, re.IGNORECASE).match
+CELL = re.compile(r"aten::(\w*(lstm|gru|rnn\w*)_cell|unsafe_(split|chunk))").match  # of a recurrent network
+BATCHED = (
+    "# in place of the loop over samples or elements in {place}, do all of them at once: index with a tensor, use\n"
+    "# torch.where() and a mask, or an operator over a dimension. Where each needs the one before it: torch.compile()"
+)
+CELLS = "# torch.nn.LSTM, GRU or RNN in place of their cells in {place}: one call goes through all time steps"
 REPLAY = (
     "with torch.cuda.graph(graph): loss = step(x, y)  # once; then x.copy_(batch) and graph.replay() in each step\n"
     "# in the graph all tensors are made on the GPU, and an optimizer such as Adam needs capturable=True\n"
@@ -1262,7 +1270,7 @@ def _in_rows(timeline: Timeline, rows: Ints, single: Mask) -> Mask:
 def _before_backward(facts: Evidence, rows: Ints) -> Mask:
     """Tell which of these operators come before the backward pass of their batch: a model's own, of no gradient."""
     timeline, handed = facts.timeline, facts.loop & facts.handing_out
-    back = timeline.start[facts.program & timeline.named(lambda name: bool(BACKWARD(name)))]
+    back = timeline.start[facts.program & timeline.named(BACKWARD)]
     back, starts, far = np.sort(back), timeline.start[rows], timeline.begin + timeline.duration
     place = np.searchsorted(back, starts)
     # a batch is handed out before and after which backward operator
@@ -1275,8 +1283,8 @@ def _before_backward(facts: Evidence, rows: Ints) -> Mask:
 
 
 def _whole(facts: Evidence, operators: Mask) -> tuple[Mask, Intervals]:
-    """Return these operators of the loop with the calls in them, and when they run, with the Python between them."""
-    mine: Mask = operators | facts.loop & intervals.covers(facts.covered(operators), facts.timeline.start)
+    """Return these operators of the program with the calls in them, and when they run, with the Python between them."""
+    mine: Mask = operators | facts.program & intervals.covers(facts.covered(operators), facts.timeline.start)
     rows, until = facts.at_lines
     between = mine[rows] & np.r_[mine[rows][1:], False][: len(rows)]
     python = intervals.union(facts.timeline.start[rows[between]], until[between])
@@ -1309,20 +1317,63 @@ def _singly(facts: Evidence, optimizing: Mask) -> tuple[Ints, int]:
     return rows[single & np.isin(lines, [most, *among])], most
 
 
-def one_by_one(facts: Evidence) -> Finding | None:
-    """Operators that go through a list of tensors one by one, such as an optimizer: torch has calls for all at once."""
+def _at_once(facts: Evidence, mine: Ints, line: int, optimizing: Mask) -> str:
+    """Return the call that does to all tensors what these operators do to one."""
     timeline = facts.timeline
-    optimizing = facts.loop & timeline.named(OPTIMIZER_STEP.match)
-    mine, line = _singly(facts, optimizing)
-    if not len(mine):
-        return None
-    called = Counter(timeline.names[name] for name in timeline.name[mine].tolist())
-    first, *others = dict.fromkeys(name for each, _ in called.most_common() for name in ONE_BY_ONE[each].split())
-    change = AT_ONCE.format(name=first) + (f"\n# the same for {', '.join(others)}" if others else "")
     if line == OPTIMIZER:
         steps_of = Counter(timeline.names[name] for name in timeline.name[optimizing].tolist()).most_common(1)[0][0]
         name = steps_of.partition("#")[2].partition(".")[0]
-        change = (FOREACH if name in TAKES_FOREACH else NO_FOREACH).format(name=name)
+        return (FOREACH if name in TAKES_FOREACH else NO_FOREACH).format(name=name)
+    called = Counter(timeline.names[name] for name in timeline.name[mine].tolist())
+    first, *others = dict.fromkeys(name for each, _ in called.most_common() for name in ONE_BY_ONE[each].split())
+    return AT_ONCE.format(name=first) + (f"\n# the same for {', '.join(others)}" if others else "")
+
+
+def _again(facts: Evidence, optimizing: Mask) -> tuple[Ints, int]:
+    """Return the operators of a loop within each step, with the backward pass that follows from it, and its line.
+
+    Few operators of few lines come again and again, with no layer, copy or wait between them: else it may be a model.
+    """
+    timeline, steps, kernels = facts.timeline, facts.rounds or 0, int(facts.mask(*KERNELS).sum())
+    rows = np.flatnonzero(facts.program & timeline.where(Kind.OPERATOR) & ~optimizing)
+    outer = intervals.outermost(timeline.start[rows], timeline.end[rows], facts.start)
+    rows, source = rows[outer & (timeline.start[rows] < facts.end)], timeline.source
+    back = source[rows[timeline.named(BACKWARD)[rows]]]
+    cells = source[rows[timeline.named(CELL)[rows]]]
+    layers = timeline.named(LAYER) & ~(np.isin(source, [*cells, *back]) & bool(len(cells)))
+    apart = facts.loop & (timeline.where(Kind.WAIT) | facts.does(Api.SYNCHRONIZE | Api.COPY) | facts.handing_out)
+    apart |= facts.loop & (facts.fetching | optimizing)
+    rows = rows[~layers[rows] & ~intervals.covers(facts.covered(optimizing), timeline.start[rows])]
+    launches = np.sort(timeline.start[facts.calls(facts.mask(*KERNELS))])
+    rows = rows[np.diff(np.searchsorted(launches, [timeline.start[rows], timeline.end[rows]]), axis=0)[0] > 0]
+    run = np.searchsorted(np.sort(timeline.start[apart | facts.program & layers]), timeline.start[rows])
+    _, which = np.unique(np.c_[timeline.lane[rows], run], axis=0, return_inverse=True)
+    kinds = np.unique(np.c_[which.ravel(), source[rows], timeline.name[rows]], axis=0)[:, 0]
+    count = np.bincount(which.ravel())
+    long = (count >= SINGLY) & (count >= 4 * np.bincount(kinds, minlength=len(count)))
+    rows = rows[long[which.ravel()]]
+    own = rows[(source[rows] >= 0) & ~np.isin(source[rows], back)]
+    if not (len(facts.at_lines[0]) and steps and len(own) >= max(SINGLY * steps, PART * kernels)):
+        return rows[:0], -1
+    return rows, int(np.bincount(source[own]).argmax())
+
+
+def one_by_one(facts: Evidence) -> Finding | None:
+    """Operators that go through tensors or samples one by one, such as an optimizer: all could be done at once."""
+    timeline = facts.timeline
+    optimizing = facts.loop & timeline.named(OPTIMIZER_STEP.match)
+    mine, line = _singly(facts, optimizing)
+    if len(mine):
+        change, seen = _at_once(facts, mine, line, optimizing), "go through tensors one by one"
+        at = line_of(facts, int(mine[0]))
+    else:
+        mine, line = _again(facts, optimizing)
+        if not len(mine):
+            return None
+        place = timeline.lines[timeline.sources[line]]
+        change = (CELLS if timeline.named(CELL)[mine].any() else BATCHED).format(place=place)
+        also = " and in the backward pass that follows from it" if timeline.named(BACKWARD)[mine].any() else ""
+        seen, at = "are the same few again and again", f", in a loop in {place}{also}"
     gone = timeline.places(mine)
     every = _whole(facts, gone)[1]
     step = np.searchsorted(timeline.start[facts.marks], timeline.start[mine], side="right")
@@ -1332,16 +1383,30 @@ def one_by_one(facts: Evidence) -> Finding | None:
     if 2 * np.count_nonzero(work & timeline.where(*COPIES)) > np.count_nonzero(work):
         return None  # the tensors are still on the host: `many_small_copies`
     direct = facts.length(work) + intervals.length(intervals.intersect(every, facts.idle))
-    seen = f"{words.count(len(mine), 'operator')}{a_step(len(mine), facts.rounds)}, go through tensors one by one"
     time = duration(facts, intervals.length(every))
     return Finding(
         "one-by-one",
-        f"{seen}{line_of(facts, int(mine[0]))}: the host launches each of them, {time}",
+        f"{words.count(len(mine), 'operator')}{a_step(len(mine), facts.rounds)}, {seen}{at}: the host launches each of "
+        f"them, {time}",
         change,
         facts.bound(direct, "the GPU's idle time in their lines, and their kernels", work, 0, host=every),
         subject=Subject(time="idle"),
         removal=facts.removal(when, gone | work),
     )
+
+
+def _most_launched(facts: Evidence, kernels: Mask) -> str:
+    """Say which line launches most of these kernels; "" where none does, or the backward pass and the optimizer do."""
+    timeline, calls = facts.timeline, facts.calls(kernels)
+    lines = timeline.source[calls & (timeline.source >= 0)]
+    if not len(lines):
+        return ""
+    line = int(np.bincount(lines).argmax())
+    named = timeline.named(lambda name: bool(BACKWARD(name) or OPTIMIZER_STEP.match(name)))
+    share = np.count_nonzero(lines == line) / np.count_nonzero(calls)
+    if share <= MOST_OF_IT or (facts.loop & named & (timeline.source == line)).any():
+        return ""
+    return f"{timeline.lines[timeline.sources[line]]} launches {words.share(share)} of them"
 
 
 def host_bound(facts: Evidence) -> Finding | None:
@@ -1366,6 +1431,7 @@ def host_bound(facts: Evidence) -> Finding | None:
     hides = overlap is not None and is_worth_it(overlap.expected_gain.ns, facts.window)
     pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
     gap, place = longest_gap(facts, first_calls)
+    gap = _most_launched(facts, kernels) or gap
     waits, asks = facts.waits_inside, dict[str, Any]()
     change = f"# see what the host does {place or 'in the longest gap'}; the GPU has no work then"
     between = intervals.subtract(facts.idle, launched)  # Python from one call to the next is a part of launching

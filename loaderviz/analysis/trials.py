@@ -89,7 +89,10 @@ class Trials:
         saved = now * (1 - after / before)  # both replays may be off by the same part
         if saved < NO_USE * now:
             return None
-        gain, kernels = finding.expected_gain, self.facts.summary.kernels / steps
+        kept = self.facts.mask(*KERNELS)
+        if removal:
+            kept &= ~self.facts.launched(removal.calls)
+        gain, kernels = finding.expected_gain, self.facts.length(kept) / steps
         most = min(saved * (1 + BAND), max(saved, now - kernels))
         close = saved * (1 + BAND) if removal else saved + 1  # what a line takes is known less than what a setting does
         if close >= (gain.per_step or 0):  # what the bound has not counted
