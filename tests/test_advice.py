@@ -2386,6 +2386,52 @@ def test_layers_with_operators_of_a_line_between_them_are_no_loop_over_samples()
     assert "one-by-one" not in gains(trained(normed, DataLoader(rows_of(), 256)))
 
 
+TABLES, ROWS = {}, torch.arange(65_536).view(1024, 64)
+
+
+def table_of(where):
+    return torch.nn.EmbeddingBag(65_536, 32).to(where)
+
+
+def looks_up(net, x, where):
+    table, rows = TABLES.get(where) or TABLES.setdefault(where, (table_of(where), ROWS.to(where)))
+    h = table(rows).to("cuda")
+    net(h).square().mean().backward()
+
+
+def loses(net, x, where):
+    out = net(x).repeat(4, 8)
+    loss = torch.nn.functional.cross_entropy(out.to(where), torch.zeros(len(out), dtype=torch.long, device=where))
+    loss.backward()
+
+
+@pytest.mark.parametrize(("step", "told"), [(looks_up, "its gradient comes back"), (loses, "the gradient goes there")])
+def test_a_layer_or_a_loss_on_the_cpu_is_named_by_its_line(step, told):
+    def run(where):
+        TABLES.clear()
+        data = DataLoader(rows_of(), 256, num_workers=2, pin_memory=True)
+        return trained(lambda net, x: step(net, x, where), data, layers=2)
+
+    before, after = run("cpu"), run("cuda")
+    first = lv.advise(before)[0]
+    line = step.__code__.co_firstlineno + 2
+    assert first.kind == "model-on-host" and told in first.evidence
+    assert first.evidence.startswith(f"test_advice.py:{line} computes a part of the model on the CPU (aten::")
+    kept(first, before, after)
+    assert not {"pageable-copy", "hidden-sync", "other-work-in-loop", "synchronizes-each-step"} & {*gains(before)}
+    assert "model-on-host" not in gains(after)
+
+
+def test_what_the_cpu_computes_without_a_gradient_is_no_part_of_the_model():
+    def step(net, x):
+        backward(net, x)
+        torch.mm(wide, wide)
+        x.sum().item()
+
+    wide = torch.rand(400, 400)
+    assert "model-on-host" not in gains(trained(step, DataLoader(rows_of(), 256)))
+
+
 def launching(operators, rank="", anomaly=False, steps=12):
     """Steps of operators with a kernel each; without a rank a worker feeds them, of a rank autograd looks for NaN."""
     spans = []
@@ -2435,7 +2481,7 @@ def test_checks_for_nan_are_of_the_rank_in_whose_threads_they_are():
 
 
 def test_autograds_operators_are_no_loop_of_the_programs():
-    """The line of `backward()` has as many products by a number as the loop before it."""
+    """The line of `backward()` has as many products by a number as the loop before it, which is named."""
     with lv.record(on="h200", host="workstation") as recording:
         net = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(20))).to("cuda")
         for (x,) in DataLoader(TensorDataset(torch.rand(128, 16)), 16):
@@ -2443,7 +2489,10 @@ def test_autograds_operators_are_no_loop_of_the_programs():
             for weight in net.parameters():
                 loss = loss + 1e-4 * weight.pow(2).sum()
             loss.backward()
-    assert "one-by-one" not in gains(recording.timeline)
+    line = inspect.currentframe().f_lineno - 2
+    found = finding_of(recording.timeline, "one-by-one")
+    assert f"in a loop in test_advice.py:{line} and in the backward pass" in found.evidence
+    assert "_foreach_" not in found.change
 
 
 def test_what_long_steps_have_more_is_without_what_belongs_to_no_step():

@@ -19,7 +19,10 @@ from loaderviz import intervals, words
 from loaderviz.analysis import NO_GAIN, ONCE, WORTH_IT, Advice, Finding, Gain, Remedy, Subject, is_worth_it
 from loaderviz.analysis.evidence import (
     ANOMALY,
+    BACKWARD,
+    COPY_OPERATORS,
     FINITE,
+    LAYER,
     MASKS,
     READING,
     SPARE,
@@ -101,7 +104,7 @@ _COLLECTIVES = Subject((Kind.COMMUNICATION,))
 def pageable_copy(facts: Evidence) -> Finding | None:
     """Copies to the GPU from pageable memory: they go through a staging buffer and block the host (R1, R7)."""
     copies = facts.pageable
-    if not copies.any():
+    if not copies.any() or (facts.on_host[1].any() and _makes_its_own(facts)):
         return None
     if _makes_its_own(facts):
         return _converted(facts, *facts.converted)
@@ -169,6 +172,40 @@ def _converted(facts: Evidence, copies: Mask, makers: Mask) -> Finding:
         gain,
         subject=_PAGEABLE,
         removal=facts.removal(making, shrink=shrink, pinned=True),
+    )
+
+
+def model_on_host(facts: Evidence) -> Finding | None:
+    """A layer or the loss is computed on the CPU, and its results and gradients are copied from and to the GPU."""
+    timeline, (mine, copies) = facts.timeline, facts.on_host
+    if not mine.any():
+        return None
+    back = np.isin(timeline.source, timeline.source[facts.program & timeline.named(BACKWARD)])
+    optimizing = facts.covered(facts.loop & timeline.named(OPTIMIZER_STEP.match))
+    own = mine & ~back & ~intervals.covers(optimizing, timeline.start)
+    known = np.flatnonzero(own & (timeline.source >= 0))
+    times = np.bincount(timeline.source[known], (facts.last - facts.first)[known])
+    place = timeline.lines[timeline.sources[int(times.argmax())]] if len(known) else "the loop"
+    returns = facts.launched(facts.program & back) & copies
+    comes = "its result goes to the GPU, and its gradient comes back"
+    if not (returns & timeline.where(Kind.COPY_D2H)).any():
+        comes = "what it needs comes from the GPU, and the gradient goes there"
+    calls = facts.calls(copies) | facts.synchronizes(copies)
+    begins = np.minimum(facts.first + facts.launch_time, facts.last)[mine]  # they are still launched then
+    moving = either(facts.covered(calls), facts.around(COPY_OPERATORS, facts.calls(copies)))
+    when = either(intervals.union(begins, facts.last[mine]), moving)
+    direct = intervals.length(either(when, facts.covered(copies)))
+    names = " and ".join(names_of(facts, own if own.any() else mine, when)[:2])
+    return Finding(
+        "model-on-host",
+        f"{place} computes a part of the model on the CPU ({names}): {duration(facts, facts.length(mine))} with its "
+        f"backward pass and optimizer. In {words.count(int(copies.sum()), 'copy')} {comes}, "
+        f"{duration(facts, facts.length(copies))}",
+        f'# compute {place} on the GPU: module.to("cuda") before the optimizer is made, and no .cpu() before the loss\n'
+        'batch = batch.to("cuda", non_blocking=True)  # what it takes from the batch, too',
+        facts.bound(direct, "what the CPU computes of the model, and the copies for it", copies, 0, host=when),
+        subject=Subject((Kind.COPY_H2D, Kind.COPY_D2H)),
+        removal=facts.removal(when, calls),
     )
 
 
@@ -881,7 +918,7 @@ def synchronizes_each_step(facts: Evidence) -> Finding | None:
     calls, results = facts.synchronizes(None), facts.mask(Kind.COPY_D2H) & ~facts.migrations
     if not calls.any():  # a plain cudaMemcpy waits itself
         calls = facts.calls(results & (facts.timeline.end <= facts.timeline.end[facts.launched_by]))
-    calls &= ~facts.asking(calls, ANOMALY)  # it has a finding of its own
+    calls &= ~(facts.asking(calls, ANOMALY) | facts.synchronizes(facts.on_host[1]))  # these have their own findings
     results &= ~facts.launched(facts.asking(facts.calls(results), ANOMALY))
     count, steps = int(calls.sum()), facts.steps
     if count < max(2, (steps or 4) / 2):
@@ -1193,7 +1230,6 @@ ONE_BY_ONE = {f"aten::{name}{end}": f"{name}{end}" for name in _ELEMENTWISE for 
     "aten::clamp_": "clamp_min_ clamp_max_",
     "aten::linalg_vector_norm": "norm",
 }
-BACKWARD = re.compile(r"aten::\w+_backward|aten::ones_like$|autograd::engine").match  # begins with the loss' own
 SINGLY, PART = 16, 0.1  # such calls a step, and of all kernels, from which they are named
 OPTIMIZER, ROW = -2, -3  # stand for the lines of all optimizers, and of rows of such calls where no lines are known
 FOREACH = "optimizer = {name}(..., foreach=True)  # or fused=True: all parameters at once"
@@ -1203,12 +1239,11 @@ TAKES_FOREACH = frozenset(
 )
 NO_FOREACH = "# {name} goes through its parameters one by one; torch.optim's optimizers take foreach=True: all at once"
 AT_ONCE = "torch._foreach_{name}(tensors, ...)  # in place of a loop over tensors: all of them at once"
-_LAYERS = r"(aten::|autograd::engine::evaluate_function: )\w*(mm|conv|linear|matmul|attention|embedding)"
-LAYER = re.compile(_LAYERS, re.IGNORECASE).match
 CELL = re.compile(r"aten::(\w*(lstm|gru|rnn\w*)_cell|unsafe_(split|chunk))").match  # of a recurrent network
 BATCHED = (
-    "# in place of the loop over samples or elements in {place}, do all of them at once: index with a tensor, use\n"
-    "# torch.where() and a mask, or an operator over a dimension. Where each needs the one before it: torch.compile()"
+    "# in place of the loop in {place}, do all of its samples, elements or tensors at once:\n"
+    "# index with a tensor, use torch.where() and a mask, or an operator over a dimension.\n"
+    "# Where each needs the one before it, torch.compile() joins them"
 )
 CELLS = "# torch.nn.LSTM, GRU or RNN in place of their cells in {place}: one call goes through all time steps"
 REPLAY = (
@@ -1744,6 +1779,7 @@ def _cores(facts: Evidence) -> str:
 
 FINDINGS = (
     unsharded_iterable,
+    model_on_host,
     pageable_copy,
     wide_dtype,
     index_on_host,
