@@ -38,6 +38,7 @@ from loaderviz.analysis.evidence import Evidence
 from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.trials import Trials
 from loaderviz.analysis.what_if import LoopModel, host_of
+from loaderviz.batches import HAND_OUT
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import MetricsError, NotATimelineError, collectives, describe
@@ -1212,6 +1213,47 @@ def test_other_work_is_where_the_loop_was_seen_in_its_steps():
     assert (finding.kind, finding.expected_gain.predicted) == ("other-work-in-loop", 4_000 * US)
     assert finding.evidence.startswith("train.py:20 takes 4 ms a step of the main thread's time")
     assert lv.advise(on_the_cpu([*before, (107, 1, "train.py:20")]))[0].kind != "other-work-in-loop"  # once, for 1 ms
+
+
+def taken_on_the_cpu(looks=(), init=0):
+    """Epochs of four steps of 10 ms, in which the loop takes a batch for 4 ms; a worker makes one in 0.6 ms.
+
+    Before an epoch it starts this worker, which fetches first after `init` ms. The loop was seen at `looks` in a step.
+    """
+    ms, now, spans, seen = 1000 * US, 0, [], []
+    for n in range(24):
+        if init and n % 4 == 0:
+            spans.append(("main", now, now + ms, Kind.OPERATOR, {"name": "start 1 worker"}))
+            wait = {"name": "waiting for data", "cause": Cause.DATA, "batch": n}
+            spans.append(("main", now := now + ms, now + init * ms, Kind.WAIT, wait))
+            now += init * ms
+        fetch = {"name": f"fetch batch {n}", "batch": n}
+        spans.append(("worker 0", now - 700 * US, now - 100 * US, Kind.FETCH, fetch))
+        spans.append(("main", now, now + 10 * ms, Kind.RANGE, {"name": f"batch {n}: 8 samples", "batch": n}))
+        spans.append(("main", now, now + 4 * ms, Kind.OPERATOR, {"name": HAND_OUT, "batch": n}))
+        spans.append(("main", now + 4 * ms, now + 9 * ms, Kind.OPERATOR, {"name": "aten::mm", "batch": n}))
+        seen += [Look(now + round(at * ms), round(lasts * ms), line) for at, lasts, line in looks]
+        now += 10 * ms
+    shift = -min(span[1] for span in spans)
+    spans = [(lane, start + shift, end + shift, *rest) for lane, start, end, *rest in spans]
+    timeline = factory.made(*spans, origin="recorded")
+    looks = tuple(look._replace(time=look.time + shift) for look in seen)
+    return replace(timeline, context=replace(timeline.context, looks=looks, cores=4))
+
+
+def test_what_a_sampler_takes_while_a_batch_is_taken_from_workers_is_not_what_sending_costs():
+    assert lv.advise(taken_on_the_cpu())[0].kind == "workers-cost-more"
+    found = {each.kind: each for each in lv.advise(taken_on_the_cpu([(0.1, 3.6, "order.py:8")]))}
+    assert "workers-cost-more" not in found
+    assert found["other-work-in-loop"].evidence.startswith("order.py:8 takes 3.6 ms a step of the main thread's time")
+    both = finding_of(taken_on_the_cpu([(0.1, 2, "order.py:8")]), "workers-cost-more")  # 2 ms, less 0.6 ms of making it
+    assert 1_350 * US <= both.expected_gain.predicted <= 1_450 * US <= both.expected_gain.per_step <= 2_050 * US
+
+
+def test_that_workers_begin_is_not_what_sending_costs():
+    looks = [(0.1, 3.6, "order.py:8")]
+    found = gains(taken_on_the_cpu(looks, init=40))
+    assert "restarts-workers" in found and "workers-cost-more" not in found
 
 
 def test_work_between_epochs_is_where_the_loop_was_seen_between_them():

@@ -737,8 +737,9 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
     """The loop takes longer to get a batch from its workers than it would need to make it."""
     number = len(facts.lanes_of("worker"))
     fetch = facts.fetch.computes * facts.on_core * (1 - facts.timeline.context.sent) + facts.fetch.waits
-    taking = either(facts.covered(facts.waiting(Cause.DATA)), facts.covered(facts.loop & facts.handing_out))
-    taking = intervals.subtract(taking, facts.covered(facts.fetching))  # of another loader, which has no workers
+    taking = either(facts.covered(facts.waiting(Cause.DATA)), facts.taking)
+    others = either(facts.covered(facts.fetching), facts.beginning)  # of another loader, which has no workers
+    taking = intervals.subtract(taking, others)
     time, making = intervals.length(taking), round(fetch * (facts.steps or 0))
     if not (number and making) or facts.unlike_loaders:  # which one's it is, is not known then
         return None
@@ -1189,7 +1190,9 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
     if not (lines and facts.steps):
         return None
     line, looks = lines[0]
-    other = min(facts.summary.breakdown.get("idle: other", 0), round((facts.summary.step or window) * facts.steps))
+    drawing = facts.length(facts.loop & facts.handing_out) - intervals.length(facts.taking)
+    other = facts.summary.breakdown.get("idle: other", 0) + drawing
+    other = min(other, round((facts.summary.step or window) * facts.steps))
     whole = max(1, facts.timeline.duration - facts.length(facts.loop & facts.timeline.where(Kind.WAIT)))
     other = round(other * max(0.0, 1 - facts.timeline.context.usage.get("loop lacked", 0) / whole))  # no core for it
     time = min(other, looks)

@@ -671,6 +671,26 @@ class Evidence:
         return self.timeline.named(lambda name: name.startswith((LOADER_NEXT, HAND_OUT)))
 
     @cached_property
+    def taking(self) -> Intervals:
+        """When the loop's thread takes a batch from a DataLoader, but for the program's own code in it: a sampler."""
+        given = self.covered(self.loop & self.handing_out)
+        waits = self.covered(self.loop & self.timeline.where(Kind.WAIT))
+        return intervals.subtract(given, intervals.subtract(self._seen, waits))
+
+    @cached_property
+    def beginning(self) -> Intervals:
+        """From when the loop starts workers until one of them fetches."""
+        fetches = np.sort(self.timeline.start[self.timeline.select(Kind.FETCH, self.lanes_of("worker"))])
+        starts = self.timeline.start[self._starts]
+        until = np.r_[fetches, self.end][np.searchsorted(fetches, starts)]
+        return intervals.intersect(intervals.union(starts, until), self.judged)
+
+    @property
+    def _seen(self) -> Intervals:
+        begin, lasts = np.array([look[:2] for look in self.timeline.context.looks], np.int64).reshape(-1, 2).T
+        return intervals.union(begin, begin + lasts)
+
+    @cached_property
     def fetching(self) -> Mask:
         """What the loop's thread fetches and pins by itself, which workers and pin thread could do."""
         return self.loop & self.timeline.where(Kind.FETCH, Kind.PIN)
@@ -879,8 +899,7 @@ class Evidence:
 
     def seen_within(self, when: Intervals) -> Ints:
         """For how many ns of each of these times the main thread was seen in a line outside of torch."""
-        begin, lasts = np.array([look[:2] for look in self.timeline.context.looks], np.int64).reshape(-1, 2).T
-        return intervals.covered_within(intervals.union(begin, begin + lasts), when[:, 0], when[:, 1])
+        return intervals.covered_within(self._seen, when[:, 0], when[:, 1])
 
     @cached_property
     def fetches(self) -> Mask:

@@ -147,8 +147,7 @@ class Trials:
         fetch, cores, left = facts.fetch, facts.cores or workers, removal.fetch if removal else 1.0
         computes, waits = left * fetch.computes, left * fetch.waits * (removal.waits if removal else 1.0)
         if not workers:  # the loop does all of it, one after the other
-            taking = facts.covered(facts.loop & facts.handing_out)
-            return facts.host_floor(either(facts.getting, taking)).ns / facts.steps + computes + waits
+            return facts.host_floor(either(facts.getting, facts.taking)).ns / facts.steps + computes + waits
         own = facts.host_floor(facts.getting).ns / facts.steps
         supply = max((computes + waits) / workers, computes / min(workers, cores))
         return float(max(own, supply, (own + computes) / cores))
