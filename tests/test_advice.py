@@ -1861,6 +1861,76 @@ def beside_a_decoder(**options):
     """A loop beside a thread that decodes ahead, in Python or in C; return its timeline."""
     ready = None
 
+class Uneven(torch.utils.data.Dataset):
+    """One sample of forty takes 4 ms, the others 0.5 ms."""
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, row):
+        time.sleep(4e-3 if row % 40 == 7 else 5e-4)
+        return torch.zeros(1024)
+
+
+def test_workers_that_are_too_slow_are_not_told_a_larger_stock_since_they_have_no_orders_at_an_epochs_end():
+    """They fetch 68 % of the window; for as many batches as the loop takes in it they would need all of it."""
+    with lv.record(on="t4", host="workstation") as recording:
+        net = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024)).cuda()
+        for x in DataLoader(Uneven(), 16, num_workers=8, pin_memory=True, prefetch_factor=4):
+            x = x.cuda(non_blocking=True)
+            torch.nn.functional.mse_loss(net(x), x).backward()
+    found = finding_of(recording.timeline, "waiting-for-data")
+    assert "prefetch_factor" not in found.change and "time left" not in found.evidence
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_validation_that_the_main_thread_loads_itself_is_told_workers(workers):
+    def run():
+        for _ in range(3):
+            yield from DataLoader(rows_of(count=8), 256, num_workers=2, persistent_workers=True)
+            with torch.no_grad():
+                for (x,) in DataLoader(Sleeps(torch.zeros(32, 32)), 8, num_workers=workers):
+                    x.cuda().sum()
+
+    change = finding_of(trained(stepping(), run()), "between-epochs").change
+    assert ("the main thread fetches there: DataLoader(..., num_workers=...)" in change) is (not workers)
+
+
+class Batch:
+    """A batch of a class of one's own, with or without a method to pin it."""
+
+    def __init__(self, rows):
+        self.x = torch.stack([row for (row,) in rows])
+
+
+def test_a_batch_of_a_class_that_torch_cannot_pin_is_told_the_method():
+    with lv.record(on="a100", host="workstation") as recording:
+        net, rows = torch.nn.Linear(4096, 8).cuda(), TensorDataset(torch.zeros(2048, 4096))
+        for batch in DataLoader(rows, 128, num_workers=2, pin_memory=True, collate_fn=Batch):
+            net(batch.x.to("cuda", non_blocking=True)).sum().backward()
+    found = next(each for each in lv.advise(recording.timeline) if each.parameters.get("pinned"))
+    assert found.change.startswith("def pin_memory(self): ") and "in the class Batch" in found.change
+    assert "DataLoader(" not in found.change
+
+
+def test_a_thread_that_loads_nothing_beside_a_loader_is_told_another_process():
+    done = None
+
+    def computes():
+        while done.get() is not None:
+            with lv.costs(3e-3):
+                pass
+
+    with lv.record(on="t4", host="workstation") as recording:
+        done, net = queue.Queue(), torch.nn.Linear(32, 32).cuda()
+        with factory.beside(computes, name="statistics"):
+            for (x,) in DataLoader(rows_of(), 256, num_workers=2):
+                backward(net, x.cuda())
+                done.put(True)
+            done.put(None)
+    assert "Python to another process" in finding_of(recording.timeline, "interpreter-lock").change
+
+
     def decodes():
         for _ in range(8):
             with lv.costs(8e-3, **options):

@@ -127,6 +127,9 @@ def pageable_copy(facts: Evidence) -> Finding | None:
     pin = "data = data.pin_memory()  # once, before the loop takes its batches from it"
     if facts.has_loader:
         pin = f"loader = DataLoader(..., {workers}pin_memory=True)"
+    if name := facts.fault("not-pinned"):
+        known += f"; pin_memory=True is set, and torch does not know what to pin in a batch of the class {name}"
+        pin = f"def pin_memory(self): self.x = self.x.pin_memory(); ...; return self  # in the class {name}"
     return Finding(
         "hidden-sync" if unasked else "pageable-copy",
         f"{describe_copies(facts, copies, 'pageable ')}, {where(facts, copies)}{staging}"
