@@ -1828,7 +1828,11 @@ def test_no_more_workers_are_advised_where_their_start_takes_longer_than_they_sa
     slow = DataLoader(Sleeps(torch.zeros(12, 32)), 2, num_workers=1)  # six batches of 4 ms; a second one takes 15 ms
     found = finding_of(trained(backward, slow), "waiting-for-data")
     assert "an epoch has 6 batches: more workers take longer to start than they save" in found.evidence
-    assert not found.parameters and "persistent_workers=True" in found.change
+    assert not found.parameters and "# with more epochs than one, persistent_workers=True" in found.change
+    assert (
+        f"most of which is waiting for its source in test_advice.py:{Sleeps.__getitem__.__code__.co_firstlineno + 1}"
+        in found.change
+    )
 
 
 def test_of_two_loaders_drawn_together_the_slow_one_is_named_and_a_step_takes_both_batches():

@@ -661,7 +661,9 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     if remedy == "no-warm-up":
         _, change = in_few_steps(facts, starving)
     else:
-        change = REMEDIES[remedy].format(number=number, pin=_pin(facts))
+        cause, line, share = facts.fetch_place
+        mostly = f",\n# most of which is {cause.words} in {line}" if line and share >= MOST_OF_IT else ""
+        change = REMEDIES[remedy].format(number=number, pin=_pin(facts), mostly=mostly)
     time = duration(facts, intervals.length(starved))
     idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
     removal = facts.removal(even=True) if remedy == "any-order" else None
@@ -1667,7 +1669,8 @@ REMEDIES: dict[Remedy, str] = {  # as lines of code, into which comes how many w
     "fewer-bytes": f"{NO_MORE}: make the batches fewer bytes, or keep the data set on the GPU",
     "fewer-tensors": f"{NO_MORE}: send fewer tensors; join them in collate_fn, and split them on the GPU",
     "cheaper": f"{NO_MORE}: {CHEAPER}",
-    "one-epoch": f"{NO_MORE} in so short an epoch: persistent_workers=True starts these once",
+    "one-epoch": f"{NO_MORE} in so short an epoch: make a fetch shorter{{mostly}};\n"
+    "# with more epochs than one, persistent_workers=True starts these once",
     "room": "# more workers do not fit: make the batches fewer bytes, such as uint8, or smaller",
 }
 AT_BEST = "fewer-bytes", "fewer-tensors", "stock"  # it is not known that they help
