@@ -43,7 +43,7 @@ from loaderviz.analysis.trials import Trials
 from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
-from loaderviz.metrics import Summary, check_timeline, device_sets, on_device, on_workers
+from loaderviz.metrics import Summary, check_timeline, device_sets, in_loop, on_device, on_workers
 from loaderviz.timeline import COPIES, KERNELS, Cause, Ints, Kind, Mask, Timeline
 from loaderviz.vendors import NSIGHT, NSYS, PAGE_FAULTS, Api
 
@@ -842,11 +842,14 @@ def interpreter_lock(facts: Evidence) -> Finding | None:
     fetching = intervals.intersect(waited, facts.covered(timeline.where(Kind.FETCH) & ~facts.loop))
     has["the threads that fetch have"] = intervals.length(fetching)  # of a prediction, whose lanes are workers
     who = max(has, key=lambda who: has[who])
+    others = "worker processes: DataLoader(..., num_workers=...)"
+    if "fetch" not in who and facts.fault("loader-in-thread") is None:  # nothing tells that it loads
+        others = "another process, or to DataLoader(..., num_workers=...) if it loads"
     return Finding(
         "interpreter-lock",
         f"the thread that launches kernels waits {duration(facts, length)} for the lock of Python's interpreter; "
         f"{who} it for {words.share(has[who] / max(1, length))} of that time",
-        "# give that thread's Python to worker processes: DataLoader(..., num_workers=...);\n"
+        f"# give that thread's Python to {others};\n"
         "# or decode with C code that lets go of the lock, or run a free-threaded Python",
         facts.gain(length, "the waits for Python's lock", facts.device_floor()),
         subject=_GIL,
@@ -1149,7 +1152,11 @@ def between_epochs(facts: Evidence) -> Finding | None:
     else:
         lines = seen
     told = ", ".join(f"at {line} for {words.duration(ns)}" for line, ns in lines[:3] if ns >= IN_LINE * time)
-    gain = time if often else time - work
+    gain, loads = time if often else time - work, ""
+    rows = np.flatnonzero(facts.timeline.where(Kind.FETCH) & in_loop(facts.timeline, facts.device))
+    fetched = intervals.union(facts.timeline.start[rows], facts.timeline.end[rows])
+    if (own := intervals.length(intervals.intersect(fetched, breaks))) > MOST_OF_IT * time:
+        loads = f"\n# for {words.duration(own)} the main thread fetches there: DataLoader(..., num_workers=...)"
     return Finding(
         "between-epochs",
         f"{count:,} {'time' if count == 1 else 'times'} in {words.count(steps, 'step')} the loop does other "
@@ -1157,7 +1164,8 @@ def between_epochs(facts: Evidence) -> Finding | None:
         f"{words.duration(time)} in all{idle}; the longest part takes {words.duration(longest[1] - longest[0])}, at "
         f"{words.duration(longest[0] - facts.timeline.begin)}{f'. The loop is {told}' if told else ''}. No other "
         "finding counts this time",
-        "# do it less often, or let the next steps run meanwhile: save a copy in a thread, read losses once at the end",
+        "# do it less often, or let the next steps run meanwhile: save a copy in a thread, read losses once at the end"
+        + loads,
         Gain(
             gain,
             gain / (facts.end - facts.start),
@@ -1696,7 +1704,8 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, Remedy, int 
     if busy > NEARLY and (waits_at := _at_lock(facts)):
         return f"{seen}, and {waits_at}", "lock", None
     waiting |= facts.take_turns
-    if busy < SATURATED and not facts.take_turns and (told := _seldom(facts, seen, waits, busy > NEARLY)):
+    loaded = facts.fetch.takes * (facts.steps or 0) / max(1, places * facts.window)  # also at an epoch's end
+    if max(busy, loaded) < SATURATED and not facts.take_turns and (told := _seldom(facts, seen, waits, busy > NEARLY)):
         return *told, None
     if not facts.more_workers or facts.take_turns:
         why, remedy = _no_more(facts, len(workers), waiting)
