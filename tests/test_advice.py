@@ -2494,6 +2494,17 @@ def test_a_cell_that_is_called_for_each_time_step_is_told_the_network_of_all_of_
     assert change.startswith("# torch.nn.LSTM, GRU or RNN in place of their cells in test_advice.py:")
 
 
+def test_a_network_of_all_time_steps_is_no_loop_over_cells_where_its_input_is_packed():
+    def recurs(net, x):
+        made.append(made[0] if made else torch.nn.GRU(32, 32).cuda())
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x.view(16, 16, 32), torch.arange(16, 0, -1))
+        last = made[0](packed)[1]
+        last.square().mean().backward()
+
+    made = []
+    assert "one-by-one" not in gains(trained(recurs, DataLoader(rows_of(), 256)))
+
+
 def test_layers_with_operators_of_a_line_between_them_are_no_loop_over_samples():
     def normed(net, x):
         for layer in net:

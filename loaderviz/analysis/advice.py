@@ -1390,7 +1390,8 @@ def _again(facts: Evidence, optimizing: Mask) -> tuple[Ints, int]:
     outer = intervals.outermost(timeline.start[rows], timeline.end[rows], facts.start)
     rows, source = rows[outer & (timeline.start[rows] < facts.end)], timeline.source
     back = source[rows[timeline.named(BACKWARD)[rows]]]
-    cells = source[rows[timeline.named(CELL)[rows]]]
+    packs = timeline.named("aten::_pack_padded_sequence".__eq__).any()  # the emulator has no kernel for all its steps
+    cells = source[rows[timeline.named(CELL)[rows] & (not packs)]]
     layers = timeline.named(LAYER) & ~(np.isin(source, [*cells, *back]) & bool(len(cells)))
     apart = facts.loop & (timeline.where(Kind.WAIT) | facts.does(Api.SYNCHRONIZE | Api.COPY) | facts.handing_out)
     apart |= facts.loop & (facts.fetching | optimizing)
