@@ -158,7 +158,8 @@ class Context:
     `messages`: what collectives were asked to move, of those that tell.
     `faults`: what was seen to be wrong while it was recorded, by the kind of its finding, with the line after a blank
     where it is known; "float64" is for wide-dtype, too, "loader-in-thread" says that another thread than the loop's
-    takes batches, "shared-lock" where fetches take a lock that processes share.
+    takes batches, "shared-lock" where fetches take a lock that processes share, "not-pinned" the class of a batch, of
+    which torch does not know what to pin.
     `sent` is the share (0..1) of what workers' fetches compute that it takes to send the batches to another process.
     `shared_memory` [bytes] is what that machine has for batches on their way from workers (None: not known).
     `usage`: what a batch took, on average, beside its fetch: "others", ns of the processor in other threads of its

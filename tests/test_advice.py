@@ -24,11 +24,21 @@ from torch.utils.data import DataLoader, TensorDataset
 import loaderviz as lv
 from loaderviz import experiment, intervals
 from loaderviz.analysis import NO_GAIN, Gain
-from loaderviz.analysis.advice import CANNOT_PAY, TAKES_FOREACH, Advice, Finding, _order, verdict, waiting_for_data
+from loaderviz.analysis.advice import (
+    CANNOT_PAY,
+    ONE_BY_ONE,
+    TAKES_FOREACH,
+    Advice,
+    Finding,
+    _order,
+    verdict,
+    waiting_for_data,
+)
 from loaderviz.analysis.evidence import Evidence, where
 from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.trials import Trials
 from loaderviz.analysis.what_if import LoopModel, host_of
+from loaderviz.batches import HAND_OUT
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import MetricsError, NotATimelineError, collectives, describe
@@ -1388,6 +1398,47 @@ def test_what_a_line_calls_of_torch_is_gone_with_it():
         assert finding.expected_gain.predicted == predicted
 
 
+def taken_on_the_cpu(looks=(), init=0):
+    """Epochs of four steps of 10 ms, in which the loop takes a batch for 4 ms; a worker makes one in 0.6 ms.
+
+    Before an epoch it starts this worker, which fetches first after `init` ms. The loop was seen at `looks` in a step.
+    """
+    ms, now, spans, seen = 1000 * US, 0, [], []
+    for n in range(24):
+        if init and n % 4 == 0:
+            spans.append(("main", now, now + ms, Kind.OPERATOR, {"name": "start 1 worker"}))
+            wait = {"name": "waiting for data", "cause": Cause.DATA, "batch": n}
+            spans.append(("main", now := now + ms, now + init * ms, Kind.WAIT, wait))
+            now += init * ms
+        fetch = {"name": f"fetch batch {n}", "batch": n}
+        spans.append(("worker 0", now - 700 * US, now - 100 * US, Kind.FETCH, fetch))
+        spans.append(("main", now, now + 10 * ms, Kind.RANGE, {"name": f"batch {n}: 8 samples", "batch": n}))
+        spans.append(("main", now, now + 4 * ms, Kind.OPERATOR, {"name": HAND_OUT, "batch": n}))
+        spans.append(("main", now + 4 * ms, now + 9 * ms, Kind.OPERATOR, {"name": "aten::mm", "batch": n}))
+        seen += [Look(now + round(at * ms), round(lasts * ms), line) for at, lasts, line in looks]
+        now += 10 * ms
+    shift = -min(span[1] for span in spans)
+    spans = [(lane, start + shift, end + shift, *rest) for lane, start, end, *rest in spans]
+    timeline = factory.made(*spans, origin="recorded")
+    looks = tuple(look._replace(time=look.time + shift) for look in seen)
+    return replace(timeline, context=replace(timeline.context, looks=looks, cores=4))
+
+
+def test_what_a_sampler_takes_while_a_batch_is_taken_from_workers_is_not_what_sending_costs():
+    assert lv.advise(taken_on_the_cpu())[0].kind == "workers-cost-more"
+    found = {each.kind: each for each in lv.advise(taken_on_the_cpu([(0.1, 3.6, "order.py:8")]))}
+    assert "workers-cost-more" not in found
+    assert found["other-work-in-loop"].evidence.startswith("order.py:8 takes 3.6 ms a step of the main thread's time")
+    both = finding_of(taken_on_the_cpu([(0.1, 2, "order.py:8")]), "workers-cost-more")  # 2 ms, less 0.6 ms of making it
+    assert 1_350 * US <= both.expected_gain.predicted <= 1_450 * US <= both.expected_gain.per_step <= 2_050 * US
+
+
+def test_that_workers_begin_is_not_what_sending_costs():
+    looks = [(0.1, 3.6, "order.py:8")]
+    found = gains(taken_on_the_cpu(looks, init=40))
+    assert "restarts-workers" in found and "workers-cost-more" not in found
+
+
 def test_work_between_epochs_is_where_the_loop_was_seen_between_them():
     before, within = [(20, 90, "prepare.py:3")], [(107 + 10 * n, 1, "train.py:20") for n in range(4)]
     between = [(140 + 100 * n + k, 20, "save.py:7") for n in range(3) for k in range(0, 60, 20)]
@@ -1926,7 +1977,8 @@ def test_a_loop_over_tensors_is_told_torchs_call_for_all_of_them():
 
     def at_once(net, x):
         backward(net, x)
-        torch._foreach_mul_([*map(torch.Tensor.detach, net.parameters())], 0.99)
+        with torch.no_grad():
+            torch._foreach_mul_([*net.parameters()], 0.99)
 
     before, after = (trained(each, DataLoader(rows_of(), 256)) for each in (step, at_once))
     found = next(each for each in lv.advise(before) if each.kind == "one-by-one")
@@ -1959,7 +2011,11 @@ def test_no_more_workers_are_advised_where_their_start_takes_longer_than_they_sa
     slow = DataLoader(Sleeps(torch.zeros(12, 32)), 2, num_workers=1)  # six batches of 4 ms; a second one takes 15 ms
     found = finding_of(trained(backward, slow), "waiting-for-data")
     assert "an epoch has 6 batches: more workers take longer to start than they save" in found.evidence
-    assert not found.parameters and "persistent_workers=True" in found.change
+    assert not found.parameters and "# with more epochs than one, persistent_workers=True" in found.change
+    assert (
+        f"most of which is waiting for its source in test_advice.py:{Sleeps.__getitem__.__code__.co_firstlineno + 1}"
+        in found.change
+    )
 
 
 def test_of_two_loaders_drawn_together_the_slow_one_is_named_and_a_step_takes_both_batches():
@@ -1988,6 +2044,76 @@ def test_what_a_batch_sampler_takes_in_the_loops_thread_is_named_by_its_line():
     assert first.expected_gain.predicted == pytest.approx(15 / 19 * 4e6, rel=0.05)  # five are drawn before the window
 
 
+class Uneven(torch.utils.data.Dataset):
+    """One sample of forty takes 4 ms, the others 0.5 ms."""
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, row):
+        time.sleep(4e-3 if row % 40 == 7 else 5e-4)
+        return torch.zeros(1024)
+
+
+def test_workers_that_are_too_slow_are_not_told_a_larger_stock_since_they_have_no_orders_at_an_epochs_end():
+    """They fetch 68 % of the window; for as many batches as the loop takes in it they would need all of it."""
+    with lv.record(on="t4", host="workstation") as recording:
+        net = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024)).cuda()
+        for x in DataLoader(Uneven(), 16, num_workers=8, pin_memory=True, prefetch_factor=4):
+            x = x.cuda(non_blocking=True)
+            torch.nn.functional.mse_loss(net(x), x).backward()
+    found = finding_of(recording.timeline, "waiting-for-data")
+    assert "prefetch_factor" not in found.change and "time left" not in found.evidence
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_validation_that_the_main_thread_loads_itself_is_told_workers(workers):
+    def run():
+        for _ in range(3):
+            yield from DataLoader(rows_of(count=8), 256, num_workers=2, persistent_workers=True)
+            with torch.no_grad():
+                for (x,) in DataLoader(Sleeps(torch.zeros(32, 32)), 8, num_workers=workers):
+                    x.cuda().sum()
+
+    change = finding_of(trained(stepping(), run()), "between-epochs").change
+    assert ("the main thread fetches there: DataLoader(..., num_workers=...)" in change) is (not workers)
+
+
+class Batch:
+    """A batch of a class of one's own, with or without a method to pin it."""
+
+    def __init__(self, rows):
+        self.x = torch.stack([row for (row,) in rows])
+
+
+def test_a_batch_of_a_class_that_torch_cannot_pin_is_told_the_method():
+    with lv.record(on="a100", host="workstation") as recording:
+        net, rows = torch.nn.Linear(4096, 8).cuda(), TensorDataset(torch.zeros(2048, 4096))
+        for batch in DataLoader(rows, 128, num_workers=2, pin_memory=True, collate_fn=Batch):
+            net(batch.x.to("cuda", non_blocking=True)).sum().backward()
+    found = next(each for each in lv.advise(recording.timeline) if each.parameters.get("pinned"))
+    assert found.change.startswith("def pin_memory(self): ") and "in the class Batch" in found.change
+    assert "DataLoader(" not in found.change
+
+
+def test_a_thread_that_loads_nothing_beside_a_loader_is_told_another_process():
+    done = None
+
+    def computes():
+        while done.get() is not None:
+            with lv.costs(3e-3):
+                pass
+
+    with lv.record(on="t4", host="workstation") as recording:
+        done, net = queue.Queue(), torch.nn.Linear(32, 32).cuda()
+        with factory.beside(computes, name="statistics"):
+            for (x,) in DataLoader(rows_of(), 256, num_workers=2):
+                backward(net, x.cuda())
+                done.put(True)
+            done.put(None)
+    assert "Python to another process" in finding_of(recording.timeline, "interpreter-lock").change
+
+
 def beside_a_decoder(**options):
     """A loop beside a thread that decodes ahead, in Python or in C; return its timeline."""
     ready = None
@@ -2014,7 +2140,8 @@ def test_a_decoder_that_has_the_lock_is_named_where_the_launching_thread_waits_f
     timeline = beside_a_decoder()
     waited = lv.summarize(timeline).host_blocked["waiting for Python's lock"]
     [finding] = [each for each in lv.advise(timeline) if each.kind == "interpreter-lock"]
-    assert "decoder has it for" in finding.evidence and "num_workers" in finding.change
+    assert "decoder has it for" in finding.evidence
+    assert "to another process, or to DataLoader(..., num_workers=...) if it loads" in finding.change
     assert waited > 0 and finding.expected_gain.ns > 0
     other = beside_a_decoder(gil=False)
     assert other.duration < timeline.duration
@@ -2468,6 +2595,154 @@ def test_what_goes_through_tensors_one_by_one_in_several_lines_of_a_loop_is_one_
     assert found.expected_gain.predicted == pytest.approx(gained, rel=0.15) and gained <= found.expected_gain.per_step
 
 
+def test_all_that_torch_does_elementwise_to_lists_of_tensors_is_known():
+    names = {name.removeprefix("_foreach_") for name in dir(torch) if name.startswith("_foreach_")}
+    others = {"max", "mm", "powsum", "clone"}  # of no single element; it makes new tensors each time
+    assert names - others <= {name for several in ONE_BY_ONE.values() for name in several.split()}
+
+
+@pytest.mark.parametrize(
+    ("each", "called"),
+    [
+        (lambda p: p.detach().clone(), "copy_"),
+        (lambda p: p.grad.clamp_(-1, 1), "clamp_min_"),
+        (lambda p: p.grad.sign(), "sign"),
+        (lambda p: p.grad.norm(), "norm"),
+    ],
+)
+def test_what_is_done_to_each_parameter_or_gradient_is_told_torchs_call_for_all_of_them(each, called):
+    def step(net, x, singly=True):
+        backward(net, x)
+        for weight in net.parameters():
+            each(weight) if singly else None
+
+    before, without = (
+        trained(lambda net, x, singly=singly: step(net, x, singly), DataLoader(rows_of(), 256)) for singly in (1, 0)
+    )
+    found = finding_of(before, "one-by-one")
+    assert found.change.startswith(f"torch._foreach_{called}(tensors")
+    most = lv.summarize(before).step - lv.summarize(without).step  # what one call for all takes is left of it
+    assert 0.85 * most < found.expected_gain.predicted < most < 1.02 * found.expected_gain.per_step
+
+
+def test_what_a_model_computes_again_and_again_before_the_backward_pass_is_no_loop_over_tensors():
+    def step(net, x):
+        scale = x.mean()
+        for _ in range(16):
+            x = x * torch.rsqrt(scale + 1.0)
+        backward(net, x)
+
+    assert "_foreach_" not in str(lv.advise(trained(step, DataLoader(rows_of(), 256))))
+
+
+def erases(net, x, singly):
+    marked = x.clone()
+    for row in range(40 if singly else 1):
+        marked[row, row % 8 : row % 8 + 4] = 1.0
+    backward(net, marked)
+
+
+def loss_of_each(net, x, singly):
+    out, y = net(x), x.sign()
+    mse = torch.nn.functional.mse_loss
+    loss = sum(mse(out[row], y[row]) for row in range(32)) if singly else mse(out[:32], y[:32])
+    loss.backward()
+
+
+@pytest.mark.parametrize(("step", "after"), [(erases, 3), (loss_of_each, 3)])
+def test_a_loop_over_samples_is_named_with_the_backward_pass_that_follows_from_it(step, after):
+    before, repaired = (
+        trained(lambda net, x, singly=singly: step(net, x, singly), DataLoader(rows_of(), 256), layers=2)
+        for singly in (True, False)
+    )
+    found, line = finding_of(before, "one-by-one"), step.__code__.co_firstlineno + after
+    assert f"again, in a loop in test_advice.py:{line}" in found.evidence
+    assert ("backward pass that follows" in found.evidence) is (step is loss_of_each)
+    kept(found, before, repaired)
+    launches = f"test_advice.py:{line} launches 6" in finding_of(before, "host-bound").evidence  # most of the kernels
+    assert launches is (step is erases)
+    assert "one-by-one" not in gains(repaired)
+
+
+def test_a_cell_that_is_called_for_each_time_step_is_told_the_network_of_all_of_them():
+    def recurs(net, x):
+        made.append(made[0] if made else torch.nn.LSTMCell(32, 32).cuda())
+        h = c = torch.zeros_like(x)
+        for _ in range(8):
+            h, c = made[0](x, (h, c))
+        h.square().mean().backward()
+
+    made = []
+    change = finding_of(trained(recurs, DataLoader(rows_of(), 256)), "one-by-one").change
+    assert change.startswith("# torch.nn.LSTM, GRU or RNN in place of their cells in test_advice.py:")
+
+
+def test_a_network_of_all_time_steps_is_no_loop_over_cells_where_its_input_is_packed():
+    def recurs(net, x):
+        made.append(made[0] if made else torch.nn.GRU(32, 32).cuda())
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x.view(16, 16, 32), torch.arange(16, 0, -1))
+        last = made[0](packed)[1]
+        last.square().mean().backward()
+
+    made = []
+    assert "one-by-one" not in gains(trained(recurs, DataLoader(rows_of(), 256)))
+
+
+def test_layers_with_operators_of_a_line_between_them_are_no_loop_over_samples():
+    def normed(net, x):
+        for layer in net:
+            x = layer(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+        x.relu().sum().backward()
+
+    assert "one-by-one" not in gains(trained(normed, DataLoader(rows_of(), 256)))
+
+
+TABLES, ROWS = {}, torch.arange(65_536).view(1024, 64)
+
+
+def table_of(where):
+    return torch.nn.EmbeddingBag(65_536, 32).to(where)
+
+
+def looks_up(net, x, where):
+    table, rows = TABLES.get(where) or TABLES.setdefault(where, (table_of(where), ROWS.to(where)))
+    h = table(rows).to("cuda")
+    net(h).square().mean().backward()
+
+
+def loses(net, x, where):
+    out = net(x).repeat(4, 8)
+    loss = torch.nn.functional.cross_entropy(out.to(where), torch.zeros(len(out), dtype=torch.long, device=where))
+    loss.backward()
+
+
+@pytest.mark.parametrize(("step", "told"), [(looks_up, "its gradient comes back"), (loses, "the gradient goes there")])
+def test_a_layer_or_a_loss_on_the_cpu_is_named_by_its_line(step, told):
+    def run(where):
+        TABLES.clear()
+        data = DataLoader(rows_of(), 256, num_workers=2, pin_memory=True)
+        return trained(lambda net, x: step(net, x, where), data, layers=2)
+
+    before, after = run("cpu"), run("cuda")
+    first = lv.advise(before)[0]
+    line = step.__code__.co_firstlineno + 2
+    assert first.kind == "model-on-host" and told in first.evidence
+    assert first.evidence.startswith(f"test_advice.py:{line} computes a part of the model on the CPU (aten::")
+    kept(first, before, after)
+    assert not {"pageable-copy", "hidden-sync", "other-work-in-loop", "synchronizes-each-step"} & {*gains(before)}
+    assert "model-on-host" not in gains(after)
+
+
+def test_what_the_cpu_computes_without_a_gradient_is_no_part_of_the_model():
+    def step(net, x):
+        backward(net, x)
+        torch.mm(wide, wide)
+        x.sum().item()
+
+    wide = torch.rand(400, 400)
+    assert "model-on-host" not in gains(trained(step, DataLoader(rows_of(), 256)))
+
+
 def launching(operators, rank="", anomaly=False, steps=12):
     """Steps of operators with a kernel each; without a rank a worker feeds them, of a rank autograd looks for NaN."""
     spans = []
@@ -2517,7 +2792,7 @@ def test_checks_for_nan_are_of_the_rank_in_whose_threads_they_are():
 
 
 def test_autograds_operators_are_no_loop_of_the_programs():
-    """The line of `backward()` has as many products by a number as the loop before it."""
+    """The line of `backward()` has as many products by a number as the loop before it, which is named."""
     with lv.record(on="h200", host="workstation") as recording:
         net = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(20))).to("cuda")
         for (x,) in DataLoader(TensorDataset(torch.rand(128, 16)), 16):
@@ -2525,7 +2800,10 @@ def test_autograds_operators_are_no_loop_of_the_programs():
             for weight in net.parameters():
                 loss = loss + 1e-4 * weight.pow(2).sum()
             loss.backward()
-    assert "one-by-one" not in gains(recording.timeline)
+    line = inspect.currentframe().f_lineno - 2
+    found = finding_of(recording.timeline, "one-by-one")
+    assert f"in a loop in test_advice.py:{line} and in the backward pass" in found.evidence
+    assert "_foreach_" not in found.change
 
 
 def test_what_long_steps_have_more_is_without_what_belongs_to_no_step():

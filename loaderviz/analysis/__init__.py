@@ -31,6 +31,7 @@ FindingKind = Literal[
     "index-on-host",  # x[rows] with rows in host memory
     "copy-not-hidden",  # from pinned memory, while no kernel runs
     "many-small-copies",  # several a step, each as long as its latency
+    "model-on-host",  # of what a layer or a loss on the CPU needs and gives
     "cuda-in-dataset",  # made by the data set or its collate function
     "page-faults",  # of managed memory, which moves when it is touched
     "wide-dtype",  # of bytes in a type of four or eight

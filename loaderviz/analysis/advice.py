@@ -7,6 +7,7 @@ window has beyond the work that remains. None is promised of a change that `what
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +19,10 @@ from loaderviz import intervals, words
 from loaderviz.analysis import NO_GAIN, ONCE, WORTH_IT, Advice, Finding, Gain, Remedy, Subject, is_worth_it
 from loaderviz.analysis.evidence import (
     ANOMALY,
+    BACKWARD,
+    COPY_OPERATORS,
     FINITE,
+    LAYER,
     MASKS,
     READING,
     SPARE,
@@ -39,7 +43,7 @@ from loaderviz.analysis.trials import Trials
 from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
-from loaderviz.metrics import Summary, check_timeline, device_sets, on_device, on_workers
+from loaderviz.metrics import Summary, check_timeline, device_sets, in_loop, on_device, on_workers
 from loaderviz.timeline import COPIES, KERNELS, Cause, Ints, Kind, Mask, Timeline
 from loaderviz.vendors import NSIGHT, NSYS, PAGE_FAULTS, Api
 
@@ -100,7 +104,7 @@ _COLLECTIVES = Subject((Kind.COMMUNICATION,))
 def pageable_copy(facts: Evidence) -> Finding | None:
     """Copies to the GPU from pageable memory: they go through a staging buffer and block the host (R1, R7)."""
     copies = facts.pageable
-    if not copies.any():
+    if not copies.any() or (facts.on_host[1].any() and _makes_its_own(facts)):
         return None
     if _makes_its_own(facts):
         return _converted(facts, *facts.converted)
@@ -123,6 +127,9 @@ def pageable_copy(facts: Evidence) -> Finding | None:
     pin = "data = data.pin_memory()  # once, before the loop takes its batches from it"
     if facts.has_loader:
         pin = f"loader = DataLoader(..., {workers}pin_memory=True)"
+    if name := facts.fault("not-pinned"):
+        known += f"; pin_memory=True is set, and torch does not know what to pin in a batch of the class {name}"
+        pin = f"def pin_memory(self): self.x = self.x.pin_memory(); ...; return self  # in the class {name}"
     return Finding(
         "hidden-sync" if unasked else "pageable-copy",
         f"{describe_copies(facts, copies, 'pageable ')}, {where(facts, copies)}{staging}"
@@ -168,6 +175,40 @@ def _converted(facts: Evidence, copies: Mask, makers: Mask) -> Finding:
         gain,
         subject=_PAGEABLE,
         removal=facts.removal(making, shrink=shrink, pinned=True),
+    )
+
+
+def model_on_host(facts: Evidence) -> Finding | None:
+    """A layer or the loss is computed on the CPU, and its results and gradients are copied from and to the GPU."""
+    timeline, (mine, copies) = facts.timeline, facts.on_host
+    if not mine.any():
+        return None
+    back = np.isin(timeline.source, timeline.source[facts.program & timeline.named(BACKWARD)])
+    optimizing = facts.covered(facts.loop & timeline.named(OPTIMIZER_STEP.match))
+    own = mine & ~back & ~intervals.covers(optimizing, timeline.start)
+    known = np.flatnonzero(own & (timeline.source >= 0))
+    times = np.bincount(timeline.source[known], (facts.last - facts.first)[known])
+    place = timeline.lines[timeline.sources[int(times.argmax())]] if len(known) else "the loop"
+    returns = facts.launched(facts.program & back) & copies
+    comes = "its result goes to the GPU, and its gradient comes back"
+    if not (returns & timeline.where(Kind.COPY_D2H)).any():
+        comes = "what it needs comes from the GPU, and the gradient goes there"
+    calls = facts.calls(copies) | facts.synchronizes(copies)
+    begins = np.minimum(facts.first + facts.launch_time, facts.last)[mine]  # they are still launched then
+    moving = either(facts.covered(calls), facts.around(COPY_OPERATORS, facts.calls(copies)))
+    when = either(intervals.union(begins, facts.last[mine]), moving)
+    direct = intervals.length(either(when, facts.covered(copies)))
+    names = " and ".join(names_of(facts, own if own.any() else mine, when)[:2])
+    return Finding(
+        "model-on-host",
+        f"{place} computes a part of the model on the CPU ({names}): {duration(facts, facts.length(mine))} with its "
+        f"backward pass and optimizer. In {words.count(int(copies.sum()), 'copy')} {comes}, "
+        f"{duration(facts, facts.length(copies))}",
+        f'# compute {place} on the GPU: module.to("cuda") before the optimizer is made, and no .cpu() before the loss\n'
+        'batch = batch.to("cuda", non_blocking=True)  # what it takes from the batch, too',
+        facts.bound(direct, "what the CPU computes of the model, and the copies for it", copies, 0, host=when),
+        subject=Subject((Kind.COPY_H2D, Kind.COPY_D2H)),
+        removal=facts.removal(when, calls),
     )
 
 
@@ -623,7 +664,9 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     if remedy == "no-warm-up":
         _, change = in_few_steps(facts, starving)
     else:
-        change = REMEDIES[remedy].format(number=number, pin=_pin(facts))
+        cause, line, share = facts.fetch_place
+        mostly = f",\n# most of which is {cause.words} in {line}" if line and share >= MOST_OF_IT else ""
+        change = REMEDIES[remedy].format(number=number, pin=_pin(facts), mostly=mostly)
     time = duration(facts, intervals.length(starved))
     idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
     removal = facts.removal(any_order=True) if remedy == "any-order" else None
@@ -702,8 +745,9 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
     """The loop takes longer to get a batch from its workers than it would need to make it."""
     number = len(facts.lanes_of("worker"))
     fetch = facts.fetch.computes * facts.on_core * (1 - facts.timeline.context.sent) + facts.fetch.waits
-    taking = either(facts.covered(facts.waiting(Cause.DATA)), facts.covered(facts.loop & facts.handing_out))
-    taking = intervals.subtract(taking, facts.covered(facts.fetching))  # of another loader, which has no workers
+    taking = either(facts.covered(facts.waiting(Cause.DATA)), facts.taking)
+    others = either(facts.covered(facts.fetching), facts.beginning)  # of another loader, which has no workers
+    taking = intervals.subtract(taking, others)
     time, making = intervals.length(taking), round(fetch * (facts.steps or 0))
     if not (number and making) or facts.unlike_loaders:  # which one's it is, is not known then
         return None
@@ -801,11 +845,14 @@ def interpreter_lock(facts: Evidence) -> Finding | None:
     fetching = intervals.intersect(waited, facts.covered(timeline.where(Kind.FETCH) & ~facts.loop))
     has["the threads that fetch have"] = intervals.length(fetching)  # of a prediction, whose lanes are workers
     who = max(has, key=lambda who: has[who])
+    others = "worker processes: DataLoader(..., num_workers=...)"
+    if "fetch" not in who and facts.fault("loader-in-thread") is None:  # nothing tells that it loads
+        others = "another process, or to DataLoader(..., num_workers=...) if it loads"
     return Finding(
         "interpreter-lock",
         f"the thread that launches kernels waits {duration(facts, length)} for the lock of Python's interpreter; "
         f"{who} it for {words.share(has[who] / max(1, length))} of that time",
-        "# give that thread's Python to worker processes: DataLoader(..., num_workers=...);\n"
+        f"# give that thread's Python to {others};\n"
         "# or decode with C code that lets go of the lock, or run a free-threaded Python",
         facts.gain(length, "the waits for Python's lock", facts.device_floor()),
         subject=_GIL,
@@ -883,7 +930,7 @@ def synchronizes_each_step(facts: Evidence) -> Finding | None:
     calls, results = facts.synchronizes(None), facts.mask(Kind.COPY_D2H) & ~facts.migrations
     if not calls.any():  # a plain cudaMemcpy waits itself
         calls = facts.calls(results & (facts.timeline.end <= facts.timeline.end[facts.launched_by]))
-    calls &= ~facts.asking(calls, ANOMALY)  # it has a finding of its own
+    calls &= ~(facts.asking(calls, ANOMALY) | facts.synchronizes(facts.on_host[1]))  # these have their own findings
     results &= ~facts.launched(facts.asking(facts.calls(results), ANOMALY))
     count, steps = int(calls.sum()), facts.steps
     if count < max(2, (steps or 4) / 2):
@@ -1114,7 +1161,11 @@ def between_epochs(facts: Evidence) -> Finding | None:
     else:
         lines = seen
     told = ", ".join(f"at {line} for {words.duration(ns)}" for line, ns in lines[:3] if ns >= IN_LINE * time)
-    gain = time if often else time - work
+    gain, loads = time if often else time - work, ""
+    rows = np.flatnonzero(facts.timeline.where(Kind.FETCH) & in_loop(facts.timeline, facts.device))
+    fetched = intervals.union(facts.timeline.start[rows], facts.timeline.end[rows])
+    if (own := intervals.length(intervals.intersect(fetched, breaks))) > MOST_OF_IT * time:
+        loads = f"\n# for {words.duration(own)} the main thread fetches there: DataLoader(..., num_workers=...)"
     return Finding(
         "between-epochs",
         f"{count:,} {'time' if count == 1 else 'times'} in {words.count(steps, 'step')} the loop does other "
@@ -1122,7 +1173,8 @@ def between_epochs(facts: Evidence) -> Finding | None:
         f"{words.duration(time)} in all{idle}; the longest part takes {words.duration(longest[1] - longest[0])}, at "
         f"{words.duration(longest[0] - facts.timeline.begin)}{f'. The loop is {told}' if told else ''}. No other "
         "finding counts this time",
-        "# do it less often, or let the next steps run meanwhile: save a copy in a thread, read losses once at the end",
+        "# do it less often, or let the next steps run meanwhile: save a copy in a thread, read losses once at the end"
+        + loads,
         Gain(
             gain,
             gain / (facts.end - facts.start),
@@ -1160,7 +1212,9 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
     if not (lines and facts.steps):
         return None
     line, looks = lines[0]
-    other = min(facts.summary.breakdown.get("idle: other", 0), round((facts.summary.step or window) * facts.steps))
+    drawing = facts.length(facts.loop & facts.handing_out) - intervals.length(facts.taking)
+    other = facts.summary.breakdown.get("idle: other", 0) + drawing
+    other = min(other, round((facts.summary.step or window) * facts.steps))
     whole = max(1, facts.timeline.duration - facts.length(facts.loop & facts.timeline.where(Kind.WAIT)))
     other = round(other * max(0.0, 1 - facts.timeline.context.usage.get("loop lacked", 0) / whole))  # no core for it
     time = min(other, looks)
@@ -1191,24 +1245,19 @@ WAITS_INSIDE = (
     "# copy a batch before it, with non_blocking=True; write torch.where() in place of an if;\n"
     "# read a value once the step is launched. Then the step can be a CUDA graph, which cannot hold a wait"
 )
-ONE_BY_ONE = {  # operators that torch has for lists of tensors, too
-    f"aten::{name}{end}"
-    for name in (
-        "abs",
-        "add",
-        "addcdiv",
-        "addcmul",
-        "clamp_min",
-        "copy",
-        "div",
-        "lerp",
-        "mul",
-        "neg",
-        "sqrt",
-        "sub",
-        "zero",
-    )
-    for end in ("", "_")
+_ELEMENTWISE = (
+    "abs", "acos", "add", "addcdiv", "addcmul", "asin", "atan", "ceil", "clamp_max", "clamp_min", "cos", "cosh",
+    "div", "erf", "erfc", "exp", "expm1", "floor", "frac", "lerp", "lgamma", "log", "log10", "log1p", "log2",
+    "maximum", "minimum", "mul", "neg", "norm", "pow", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin",
+    "sinh", "sqrt", "sub", "tan", "tanh", "trunc", "zero",
+)  # fmt: skip
+# Operators that torch has for lists of tensors, too, and what these are called, one or two for each
+ONE_BY_ONE = {f"aten::{name}{end}": f"{name}{end}" for name in _ELEMENTWISE for end in ("", "_")} | {
+    "aten::copy_": "copy_",
+    "aten::clone": "copy_",  # into tensors that are made once
+    "aten::clamp": "clamp_min clamp_max",
+    "aten::clamp_": "clamp_min_ clamp_max_",
+    "aten::linalg_vector_norm": "norm",
 }
 SINGLY, PART = 16, 0.1  # such calls a step, and of all kernels, from which they are named
 OPTIMIZER, ROW = -2, -3  # stand for the lines of all optimizers, and of rows of such calls where no lines are known
@@ -1219,6 +1268,13 @@ TAKES_FOREACH = frozenset(
 )
 NO_FOREACH = "# {name} goes through its parameters one by one; torch.optim's optimizers take foreach=True: all at once"
 AT_ONCE = "torch._foreach_{name}(tensors, ...)  # in place of a loop over tensors: all of them at once"
+CELL = re.compile(r"aten::(\w*(lstm|gru|rnn\w*)_cell|unsafe_(split|chunk))").match  # of a recurrent network
+BATCHED = (
+    "# in place of the loop in {place}, do all of its samples, elements or tensors at once:\n"
+    "# index with a tensor, use torch.where() and a mask, or an operator over a dimension.\n"
+    "# Where each needs the one before it, torch.compile() joins them"
+)
+CELLS = "# torch.nn.LSTM, GRU or RNN in place of their cells in {place}: one call goes through all time steps"
 REPLAY = (
     "with torch.cuda.graph(graph): loss = step(x, y)  # once; then x.copy_(batch) and graph.replay() in each step\n"
     "# in the graph all tensors are made on the GPU, and an optimizer such as Adam needs capturable=True\n"
@@ -1261,27 +1317,51 @@ def _alternate(facts: Evidence, mine: Ints, others: Ints) -> bool:
 
 
 def _in_rows(timeline: Timeline, rows: Ints, single: Mask) -> Mask:
-    """Tell which of these operators are in a long row of outermost ones that torch has for lists of tensors, too.
+    """Tell which of these operators are in a long row of those that torch has for lists of tensors, too.
 
     Few names come again and again, and some write into their tensor: what computes one value is a row as well.
     """
-    outer = np.flatnonzero(intervals.outermost(timeline.start[rows], timeline.end[rows], timeline.begin))
-    runs = np.flatnonzero(np.diff(np.r_[False, single[outer], False]))
+    runs = np.flatnonzero(np.diff(np.r_[False, single, False]))
     names, writes = timeline.name[rows], timeline.named(lambda name: name[-1:] == "_")[rows]
     found = np.zeros(len(rows), bool)
     for first, last in runs.reshape(-1, 2).tolist():
-        mine, length = outer[first:last], last - first
-        few = 4 * len(np.unique(names[mine])) <= length <= 4 * np.count_nonzero(writes[mine])
-        found[mine] = few and length >= SINGLY
+        length = last - first
+        few = 4 * len(np.unique(names[first:last])) <= length <= 4 * np.count_nonzero(writes[first:last])
+        found[first:last] = few and length >= SINGLY
     return found
 
 
-def one_by_one(facts: Evidence) -> Finding | None:
-    """Operators that go through a list of tensors one by one, such as an optimizer: torch has calls for all at once."""
+def _before_backward(facts: Evidence, rows: Ints) -> Mask:
+    """Tell which of these operators come before the backward pass of their batch: a model's own, of no gradient."""
+    timeline, handed = facts.timeline, facts.loop & facts.handing_out
+    back = timeline.start[facts.program & timeline.named(BACKWARD)]
+    back, starts, far = np.sort(back), timeline.start[rows], timeline.begin + timeline.duration
+    place = np.searchsorted(back, starts)
+    # a batch is handed out before and after which backward operator
+    batch, last, following = (
+        np.searchsorted(timeline.start[handed], each, side="right")
+        for each in (starts, np.r_[timeline.begin - 1, back][place], np.r_[back, far][place])
+    )
+    before: Mask = (batch > last) & (batch == following) & (place < len(back))
+    return before
+
+
+def _whole(facts: Evidence, operators: Mask) -> tuple[Mask, Intervals]:
+    """Return these operators of the program with the calls in them, and when they run, with the Python between them."""
+    mine: Mask = operators | facts.program & intervals.covers(facts.covered(operators), facts.timeline.start)
+    rows, until = facts.at_lines
+    between = mine[rows] & np.r_[mine[rows][1:], False][: len(rows)]
+    python = intervals.union(facts.timeline.start[rows[between]], until[between])
+    return mine, either(facts.covered(mine), intervals.intersect(python, facts.judged))
+
+
+def _singly(facts: Evidence, optimizing: Mask) -> tuple[Ints, int]:
+    """Return the operators that go through tensors one by one, and a line of theirs, `OPTIMIZER` or `ROW`."""
     timeline, steps, kernels = facts.timeline, facts.rounds or 0, int(facts.mask(*KERNELS).sum())
-    optimizing = facts.loop & timeline.named(OPTIMIZER_STEP.match)
     rows = np.flatnonzero(facts.loop & timeline.where(Kind.OPERATOR) & ~optimizing)
-    rows = rows[(timeline.start[rows] >= facts.start) & (timeline.start[rows] < facts.end)]
+    rows = rows[intervals.outermost(timeline.start[rows], timeline.end[rows], facts.start)]
+    rows = rows[(timeline.start[rows] < facts.end) & ~timeline.named("aten::detach".__eq__)[rows]]
+    rows = rows[~_before_backward(facts, rows)]
     inside = intervals.covers(facts.covered(optimizing), timeline.start[rows])
     single = timeline.named(ONE_BY_ONE.__contains__)[rows]
     lines = timeline.source[rows]
@@ -1294,38 +1374,104 @@ def one_by_one(facts: Evidence) -> Finding | None:
     trains = np.isin(known, facts.training_lines) & (known >= 0)
     counts[trains] = 0  # as a backward pass, whose operators are autograd's
     if not (steps and len(known) and counts.max() >= max(SINGLY * steps, PART * kernels)):
-        return None
-    where_most = int(known[counts.argmax()])
-    mine = rows[single & (lines == where_most)]
+        return rows[:0], -1
+    most = int(known[counts.argmax()])
+    mine = rows[single & (lines == most)]
     among = [line for line in known[counts >= SINGLY * steps].tolist() if _alternate(facts, mine, rows[lines == line])]
-    mine = rows[single & np.isin(lines, [where_most, *among])]
-    called = Counter(timeline.names[name].removeprefix("aten::") for name in timeline.name[mine].tolist())
-    first, *others = (name for name, _ in called.most_common())
-    change = AT_ONCE.format(name=first) + (f"\n# the same for {', '.join(others)}" if others else "")
-    if where_most == OPTIMIZER:
+    return rows[single & np.isin(lines, [most, *among])], most
+
+
+def _at_once(facts: Evidence, mine: Ints, line: int, optimizing: Mask) -> str:
+    """Return the call that does to all tensors what these operators do to one."""
+    timeline = facts.timeline
+    if line == OPTIMIZER:
         steps_of = Counter(timeline.names[name] for name in timeline.name[optimizing].tolist()).most_common(1)[0][0]
         name = steps_of.partition("#")[2].partition(".")[0]
-        change = (FOREACH if name in TAKES_FOREACH else NO_FOREACH).format(name=name)
+        return (FOREACH if name in TAKES_FOREACH else NO_FOREACH).format(name=name)
+    called = Counter(timeline.names[name] for name in timeline.name[mine].tolist())
+    first, *others = dict.fromkeys(name for each, _ in called.most_common() for name in ONE_BY_ONE[each].split())
+    return AT_ONCE.format(name=first) + (f"\n# the same for {', '.join(others)}" if others else "")
+
+
+def _again(facts: Evidence, optimizing: Mask) -> tuple[Ints, int]:
+    """Return the operators of a loop within each step, with the backward pass that follows from it, and its line.
+
+    Few operators of few lines come again and again, with no layer, copy or wait between them: else it may be a model.
+    """
+    timeline, steps, kernels = facts.timeline, facts.rounds or 0, int(facts.mask(*KERNELS).sum())
+    rows = np.flatnonzero(facts.program & timeline.where(Kind.OPERATOR) & ~optimizing)
+    outer = intervals.outermost(timeline.start[rows], timeline.end[rows], facts.start)
+    rows, source = rows[outer & (timeline.start[rows] < facts.end)], timeline.source
+    back = source[rows[timeline.named(BACKWARD)[rows]]]
+    packs = timeline.named("aten::_pack_padded_sequence".__eq__).any()  # the emulator has no kernel for all its steps
+    cells = source[rows[timeline.named(CELL)[rows] & (not packs)]]
+    layers = timeline.named(LAYER) & ~(np.isin(source, [*cells, *back]) & bool(len(cells)))
+    apart = facts.loop & (timeline.where(Kind.WAIT) | facts.does(Api.SYNCHRONIZE | Api.COPY) | facts.handing_out)
+    apart |= facts.loop & (facts.fetching | optimizing)
+    rows = rows[~layers[rows] & ~intervals.covers(facts.covered(optimizing), timeline.start[rows])]
+    launches = np.sort(timeline.start[facts.calls(facts.mask(*KERNELS))])
+    rows = rows[np.diff(np.searchsorted(launches, [timeline.start[rows], timeline.end[rows]]), axis=0)[0] > 0]
+    run = np.searchsorted(np.sort(timeline.start[apart | facts.program & layers]), timeline.start[rows])
+    _, which = np.unique(np.c_[timeline.lane[rows], run], axis=0, return_inverse=True)
+    kinds = np.unique(np.c_[which.ravel(), source[rows], timeline.name[rows]], axis=0)[:, 0]
+    count = np.bincount(which.ravel())
+    long = (count >= SINGLY) & (count >= 4 * np.bincount(kinds, minlength=len(count)))
+    rows = rows[long[which.ravel()]]
+    own = rows[(source[rows] >= 0) & ~np.isin(source[rows], back)]
+    if not (len(facts.at_lines[0]) and steps and len(own) >= max(SINGLY * steps, PART * kernels)):
+        return rows[:0], -1
+    return rows, int(np.bincount(source[own]).argmax())
+
+
+def one_by_one(facts: Evidence) -> Finding | None:
+    """Operators that go through tensors or samples one by one, such as an optimizer: all could be done at once."""
+    timeline = facts.timeline
+    optimizing = facts.loop & timeline.named(OPTIMIZER_STEP.match)
+    mine, line = _singly(facts, optimizing)
+    if len(mine):
+        change, seen = _at_once(facts, mine, line, optimizing), "go through tensors one by one"
+        at = line_of(facts, int(mine[0]))
+    else:
+        mine, line = _again(facts, optimizing)
+        if not len(mine):
+            return None
+        place = timeline.lines[timeline.sources[line]]
+        change = (CELLS if timeline.named(CELL)[mine].any() else BATCHED).format(place=place)
+        also = " and in the backward pass that follows from it" if timeline.named(BACKWARD)[mine].any() else ""
+        seen, at = "are the same few again and again", f", in a loop in {place}{also}"
     gone = timeline.places(mine)
-    every = either(facts.covered(gone), facts.in_lines(gone))
+    every = _whole(facts, gone)[1]
     step = np.searchsorted(timeline.start[facts.marks], timeline.start[mine], side="right")
     gone[mine[np.unique(np.c_[step, timeline.name[mine]], axis=0, return_index=True)[1]]] = False  # for all, one stays
-    when = either(facts.covered(gone), facts.in_lines(gone))
-    gone |= facts.loop & intervals.covers(facts.covered(gone), timeline.start)
+    gone, when = _whole(facts, gone)
     work = facts.here & facts.launched(gone)
     if 2 * np.count_nonzero(work & timeline.where(*COPIES)) > np.count_nonzero(work):
         return None  # the tensors are still on the host: `many_small_copies`
     direct = facts.length(work) + intervals.length(intervals.intersect(every, facts.idle))
-    seen = f"{words.count(len(mine), 'operator')}{a_step(len(mine), steps)}, go through tensors one by one"
     time = duration(facts, intervals.length(every))
     return Finding(
         "one-by-one",
-        f"{seen}{line_of(facts, int(mine[0]))}: the host launches each of them, {time}",
+        f"{words.count(len(mine), 'operator')}{a_step(len(mine), facts.rounds)}, {seen}{at}: the host launches each of "
+        f"them, {time}",
         change,
         facts.bound(direct, "the GPU's idle time in their lines, and their kernels", work, 0, host=every),
         subject=Subject(time="idle"),
         removal=facts.removal(when, gone | work),
     )
+
+
+def _most_launched(facts: Evidence, kernels: Mask) -> str:
+    """Say which line launches most of these kernels; "" where none does, or the backward pass and the optimizer do."""
+    timeline, calls = facts.timeline, facts.calls(kernels)
+    lines = timeline.source[calls & (timeline.source >= 0)]
+    if not len(lines):
+        return ""
+    line = int(np.bincount(lines).argmax())
+    named = timeline.named(lambda name: bool(BACKWARD(name) or OPTIMIZER_STEP.match(name)))
+    share = np.count_nonzero(lines == line) / np.count_nonzero(calls)
+    if share <= MOST_OF_IT or (facts.loop & named & (timeline.source == line)).any():
+        return ""
+    return f"{timeline.lines[timeline.sources[line]]} launches {words.share(share)} of them"
 
 
 def host_bound(facts: Evidence) -> Finding | None:
@@ -1350,6 +1496,7 @@ def host_bound(facts: Evidence) -> Finding | None:
     hides = overlap is not None and is_worth_it(overlap.expected_gain.ns, facts.window)
     pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
     gap, place = longest_gap(facts, first_calls)
+    gap = _most_launched(facts, kernels) or gap
     waits, asks = facts.waits_inside, dict[str, Any]()
     change = f"# see what the host does {place or 'in the longest gap'}; the GPU has no work then"
     between = intervals.subtract(facts.idle, launched)  # Python from one call to the next is a part of launching
@@ -1544,7 +1691,8 @@ REMEDIES: dict[Remedy, str] = {  # as lines of code, into which comes how many w
     "fewer-bytes": f"{NO_MORE}: make the batches fewer bytes, or keep the data set on the GPU",
     "fewer-tensors": f"{NO_MORE}: send fewer tensors; join them in collate_fn, and split them on the GPU",
     "cheaper": f"{NO_MORE}: {CHEAPER}",
-    "one-epoch": f"{NO_MORE} in so short an epoch: persistent_workers=True starts these once",
+    "one-epoch": f"{NO_MORE} in so short an epoch: make a fetch shorter{{mostly}};\n"
+    "# with more epochs than one, persistent_workers=True starts these once",
     "room": "# more workers do not fit: make the batches fewer bytes, such as uint8, or smaller",
 }
 AT_BEST = "fewer-bytes", "fewer-tensors", "stock"  # it is not known that they help
@@ -1571,7 +1719,8 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, Remedy, int 
     if busy > NEARLY and (waits_at := _at_lock(facts)):
         return f"{seen}, and {waits_at}", "lock", None
     waiting |= facts.take_turns
-    if busy < SATURATED and not facts.take_turns and (told := _seldom(facts, seen, waits, busy > NEARLY)):
+    loaded = facts.fetch.takes * (facts.steps or 0) / max(1, places * facts.window)  # also at an epoch's end
+    if max(busy, loaded) < SATURATED and not facts.take_turns and (told := _seldom(facts, seen, waits, busy > NEARLY)):
         return *told, None
     if not facts.more_workers or facts.take_turns:
         why, remedy = _no_more(facts, len(workers), waiting)
@@ -1663,6 +1812,7 @@ def _cores(facts: Evidence) -> str:
 
 FINDINGS = (
     unsharded_iterable,
+    model_on_host,
     pageable_copy,
     wide_dtype,
     index_on_host,

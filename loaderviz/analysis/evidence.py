@@ -105,6 +105,10 @@ TRAINS = re.compile(
     r"aten::\w*(mm|conv|linear|matmul|attention|embedding)|Optimizer\.step#"
 ).match  # no line to leave out
 
+BACKWARD = re.compile(r"aten::(\w+_)?backward|aten::ones_like$|autograd::engine").match  # begins with the loss' own
+_LAYERS = r"\w*(mm|conv|linear|matmul|attention|embedding)|(forward|backward)$"  # a step without a model has the latter
+LAYER = re.compile(rf"(aten::|autograd::engine::evaluate_function: )({_LAYERS})", re.IGNORECASE).match
+
 
 @dataclass(frozen=True)
 class Floor:
@@ -440,6 +444,28 @@ class Evidence:
         return next((line for name, _, line in told if name == kind), None)
 
     @cached_property
+    def on_host(self) -> tuple[Mask, Mask]:
+        """What the host computes of a model in the GPU's loop: its operators, and the copies for it between both.
+
+        Nothing where autograd computes no layer on the host, or nothing is copied for it, in most of the steps.
+        """
+        timeline, none = self.timeline, np.zeros(len(self.timeline), bool)
+        rows = np.flatnonzero(self.program & timeline.where(Kind.OPERATOR) & (self.last > self.first))
+        calls = np.sort(timeline.start[self.launched_by[self.launched_by >= 0]])
+        alone = np.searchsorted(calls, timeline.end[rows]) == np.searchsorted(calls, timeline.start[rows])
+        alone &= ~intervals.covers(self.covered(self.fetching | self.loop & self.handing_out), timeline.start[rows])
+        place = timeline.lane * (len(timeline.sources) + 1) + timeline.source  # its thread and line
+        back = np.isin(place, place[rows[timeline.named(BACKWARD)[rows]]])
+        layers = timeline.named(lambda name: LAYER(name) or "_backward" in name)
+        mine = timeline.places(rows[alone & ((timeline.end - timeline.start)[rows] >= CALLED)])
+        copies = self.here & timeline.where(*COPIES) & self.launched(self.program & np.isin(place, place[mine]))
+        for each in (mine & back & layers, copies & self.launched(self.program & back)):
+            steps = np.unique(np.searchsorted(timeline.start[self.marks], timeline.start[each]))
+            if not self.steps or 2 * len(steps) < self.steps:
+                return none, none
+        return mine, copies
+
+    @cached_property
     def pageable(self) -> Mask:
         """The copies of batches from pageable memory, but for those that the data set makes."""
         copies: Mask = self.batch_copies & (self.timeline.pinned == 0) & ~self.in_dataset
@@ -631,7 +657,7 @@ class Evidence:
         What is moved once, such as a model or all of the data, brings none: it is launched outside of the steps. Where
         none are known a row of copies with no kernel between them is for batches if another row is just like it.
         """
-        copies = self.mask(Kind.COPY_H2D) & ~self.index_copies & ~self.migrations
+        copies = self.mask(Kind.COPY_H2D) & ~self.index_copies & ~self.migrations & ~self.on_host[1]
         timeline, rows = self.timeline, np.flatnonzero(copies)
         if self.steps is not None:
             inside = copies & (timeline.batch >= 0)
@@ -659,6 +685,26 @@ class Evidence:
     def handing_out(self) -> Mask:
         """What a DataLoader's hand-out is in the loop's thread."""
         return self.timeline.named(lambda name: name.startswith((LOADER_NEXT, HAND_OUT)))
+
+    @cached_property
+    def taking(self) -> Intervals:
+        """When the loop's thread takes a batch from a DataLoader, but for the program's own code in it: a sampler."""
+        given = self.covered(self.loop & self.handing_out)
+        waits = self.covered(self.loop & self.timeline.where(Kind.WAIT))
+        return intervals.subtract(given, intervals.subtract(self._seen, waits))
+
+    @cached_property
+    def beginning(self) -> Intervals:
+        """From when the loop starts workers until one of them fetches."""
+        fetches = np.sort(self.timeline.start[self.timeline.select(Kind.FETCH, self.lanes_of("worker"))])
+        starts = self.timeline.start[self._starts]
+        until = np.r_[fetches, self.end][np.searchsorted(fetches, starts)]
+        return intervals.intersect(intervals.union(starts, until), self.judged)
+
+    @property
+    def _seen(self) -> Intervals:
+        begin, lasts = np.array([look[:2] for look in self.timeline.context.looks], np.int64).reshape(-1, 2).T
+        return intervals.union(begin, begin + lasts)
 
     @cached_property
     def fetching(self) -> Mask:
@@ -893,8 +939,7 @@ class Evidence:
 
     def seen_within(self, when: Intervals) -> Ints:
         """For how many ns of each of these times the main thread was seen in a line outside of torch."""
-        begin, lasts = np.array([look[:2] for look in self.timeline.context.looks], np.int64).reshape(-1, 2).T
-        return intervals.covered_within(intervals.union(begin, begin + lasts), when[:, 0], when[:, 1])
+        return intervals.covered_within(self._seen, when[:, 0], when[:, 1])
 
     @cached_property
     def fetches(self) -> Mask:
@@ -1036,7 +1081,8 @@ class Evidence:
     def other_work(self) -> OtherWork:
         """What takes the GPU's idle time besides training: no line that launches kernels, waits for them, or loads."""
         timeline = self.timeline
-        busy = either(self.getting, self.covered(self.converted[1] | self.loop & timeline.where(Kind.WAIT)))
+        busy = self.covered(self.converted[1] | self.on_host[0] | self.loop & timeline.where(Kind.WAIT))
+        busy = either(self.getting, busy)
         calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | on_workers(timeline)
         free = intervals.subtract(self.idle, either(busy, self.covered(self.loop & calls)))
         line, when = self._other_line(free)
@@ -1088,7 +1134,7 @@ class Evidence:
 
         Nor is a gap before work that was launched when it began, as between the kernels of a CUDA graph.
         """
-        other = either(self.covered(self.loop & self.does(Api.MEMORY)), self.other_work.when)
+        other = either(self.covered(self.on_host[0] | self.loop & self.does(Api.MEMORY)), self.other_work.when)
         rows = np.flatnonzero(self.here & (self.launched_by >= 0))
         if not (len(rows) and len(self.idle)):
             return other

@@ -90,7 +90,10 @@ class Trials:
         saved = now * (1 - after / before)  # both replays may be off by the same part
         if saved < NO_USE * now:
             return None
-        gain, kernels = finding.expected_gain, self.facts.summary.kernels / steps
+        kept = self.facts.mask(*KERNELS)
+        if removal:
+            kept &= ~self.facts.launched(removal.calls)
+        gain, kernels = finding.expected_gain, self.facts.length(kept) / steps
         most = min(saved * (1 + BAND), max(saved, now - kernels))
         close = saved * (1 + BAND) if removal else saved + 1  # what a line takes is known less than what a setting does
         if close >= (gain.per_step or 0):  # what the bound has not counted
@@ -147,8 +150,7 @@ class Trials:
         if removal and removal.any_order and self._ends_late(workers):
             return None
         if not workers:  # the loop does all of it, one after the other
-            taking = facts.covered(facts.loop & facts.handing_out)
-            return facts.host_floor(either(facts.getting, taking)).ns / facts.steps + computes + waits
+            return facts.host_floor(either(facts.getting, facts.taking)).ns / facts.steps + computes + waits
         own = facts.host_floor(facts.getting).ns / facts.steps
         if not facts.lanes_of("worker"):  # a replay would send each batch from one process to another, too
             sends, receives = crossing(facts)

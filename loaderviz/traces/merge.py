@@ -274,6 +274,7 @@ def _looks(
     looks = [look._replace(time=there.of(look.time)) for look in seen if begin <= there.of(look.moment) < end]
     told = timeline.where(Kind.OPERATOR, Kind.FETCH, Kind.PIN, Kind.WAIT, Kind.API)
     told &= timeline.in_lanes(lambda lane: lane.role == "main")
+    told &= ~timeline.named(HAND_OUT.__eq__)  # a sampler is the program's own, and runs in it
     calls = intervals.union(timeline.start[told], timeline.end[told])
     within = intervals.covers(calls, np.array([look.moment for look in looks], np.int64))
     return tuple(compress(looks, ~within)), tuple(compress(looks, within))

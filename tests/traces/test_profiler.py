@@ -414,6 +414,13 @@ def handed_out(lines, gap=500, steps=5):
     return [row.duration // 1000 for row in gives]
 
 
+def test_a_look_at_a_sampler_which_runs_in_a_hand_out_is_outside_of_torch():
+    spans = [("main", 0, 50_000, Kind.OPERATOR, {"name": HAND_OUT}), ("main", 60_000, 90_000, Kind.OPERATOR)]
+    clock = merge.Clock([merge.Anchor(0, 0, 0, 0, 0)], [merge.Anchor(*[100_000] * 5)])
+    looks = [Look(10_000, 20_000, "order.py:8"), Look(60_000, 20_000, "train.py:3")]
+    assert merge._looks(factory.made(*spans), looks, clock, 0, 100_000) == ((looks[0],), (looks[1],))
+
+
 @pytest.mark.parametrize(
     ("lines", "gap", "lasts"),
     [

@@ -315,6 +315,7 @@ class Schedule(LoaderSchedule):
         tags = map(self.session.host_tag, tensors(data))
         if any(tag is not None and tag.pinned for tag in tags):
             return False
+        self.session.faults.setdefault(f"not-pinned {type(data).__name__}")
         self.session.note(
             f"pin_memory=True leaves a batch of the class {type(data).__name__} as it is, in pageable memory: "
             "give this class a method pin_memory(), which returns it pinned"
