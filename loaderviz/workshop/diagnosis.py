@@ -14,7 +14,7 @@ import torch
 
 from loaderviz import intervals, words
 from loaderviz.analysis.evidence import Evidence
-from loaderviz.emulator.hazards import Report
+from loaderviz.emulator.hazards import Access, Report
 from loaderviz.metrics import summarize
 from loaderviz.timeline import Cause, Kind, Span, Timeline
 from loaderviz.workshop.exercises import say
@@ -157,6 +157,11 @@ def read_early(hazards: Sequence[Report]) -> bool:
     return any(hazard.kind == "early-read" for hazard in hazards)
 
 
+def rule_of_reuse(hazard: Report) -> str:
+    """Return what to do about an early reuse: of memory that was freed, or of a buffer that the program keeps."""
+    return say("R35" if hazard.rule.startswith("R35") else "R37")
+
+
 def wrong_batch(
     timeline: Timeline,
     hazards: Sequence[Report],
@@ -213,7 +218,7 @@ def moves_an_index(timeline: Timeline, wait: Span) -> bool:
     return wait.kind == Kind.WAIT and bool(inside[0])
 
 
-def line_of(span: Span) -> str:
+def line_of(span: Span | Access) -> str:
     """Return " in line 7 of your code"; "" where it is not known."""
     return say("in-line", line=span.source.rpartition(":")[2]) if span.source else ""
 

@@ -378,7 +378,8 @@ class LoaderRun:
         for copy, batch, end in self.reused():
             ran = stretch(self.timeline, copy.start, copy.end)
             fact = say("reused", batch=copy.batch, ran=ran, other=batch, end=at(self.timeline, end))
-            raise self.not_yet(fact, say("R35"))
+            race = next(hazard for hazard in self.hazards if hazard.kind == "early-reuse")
+            raise self.not_yet(fact, diagnosis.rule_of_reuse(race))
 
     def reused(self) -> Iterator[tuple[Span, int, int]]:
         """Yield each copy that wrote into the memory of an earlier batch too early: (copy, batch, end of kernels)."""
@@ -395,6 +396,11 @@ class LoaderRun:
     def must_have_no_hazards(self) -> None:
         """Raise `NotYet` at the first race that was found."""
         for hazard in self.hazards:
+            first, second = hazard.first, hazard.second
+            if hazard.kind == "early-reuse" and second and first.source == self.loop.line and not first.writes:
+                part = say("labels-of" if first.dtype == "int64" else "images-of")
+                fact = say("still-read", part=part, batch=first.batch, line=diagnosis.line_of(second))
+                raise self.not_yet(fact, diagnosis.rule_of_reuse(hazard))
             key, count = "hazards" if len(self.hazards) > 1 else "hazard", len(self.hazards)
             raise self.not_yet(say(key, count=count, hazard=hazard), hazard.rule)
 
@@ -501,6 +507,7 @@ class CheckLoop:
         self.held: list[int] = []  # device memory that the loader held then, bytes
         self.spent: list[tuple[int, int]] = []  # processor time of this thread for each batch: theirs, and `step` [ns]
         self.wanted = (list(data.sizes) * setting.epochs)[: count or None]
+        self.line = Session.running("an exercise").source()  # of the program, at which this loop stands
 
     def consume(self, batches: Any, mark: Callable[[int, int], None]) -> None:
         """Take the batches one by one, as a training loop does; raise `NotYet` if there are too few or too many."""

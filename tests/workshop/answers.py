@@ -471,7 +471,7 @@ WRONG = {
     "4.a": [(slices_that_travel, r"MB travelled to the GPU in 3 epochs. The data set has only 405.5 kB")],
     "3.0": [
         (by_hand("no_wait", (WAIT, "")), r"Batch 0 was read before its copy was complete.*R15"),
-        (by_hand("no_record", (RECORD, "        pass\n")), r"early-reuse|writes into the memory"),
+        (by_hand("no_record", (RECORD, "        pass\n")), r"is written again|writes into the memory"),
         (by_hand("side_waits", (WAIT, "    side.wait_event(arrived)\n")), r"Batch 0 was read before"),
         (by_hand("host_waits", (WAIT, "    arrived.synchronize()\n")), r"The copy of batch 0 .*the host waits for it"),
         (by_hand("blocks", (", non_blocking=True", "")), r"The copy of batch 0 .*the host waits for it"),
@@ -530,7 +530,7 @@ WRONG = {
         (copy_after_the_step, r"With the loss read.* asked for at [\d,]+ µs; .* ended at .*R16: a copy cannot start"),
         (waits_for_the_next_one, r"With the loss read.* kernels began at .* waited for the copy of batch 1 as well"),
         (lambda batches: PrefetchLoader([(x.clone(), y.clone()) for x, y in batches]), r"Its source is not pinned.*R7"),
-        (unprotected, r"copy of batch \d+ runs from .* writes into the memory of batch \d+, but kernels.*|early-reuse"),
+        (unprotected, r"copy of batch \d+ runs from .* writes into the memory of batch \d+, but kernels.*|is written again"),
         (all_at_once, r"When batch 0 was handed out, copies of 31 later batches were queued; 4 are allowed"),
         (hands_out_nothing, r"Batch 0 is nothing \(None\): a batch is a pair"),
         (backwards, r"As number 0 you handed out batch 31"),

@@ -517,7 +517,7 @@ WRONG = {
     ],
     "5.2": [
         (keeping(2), r"copy of batch \d+ runs from .* writes into the memory of batch \d+, but kernels.*R35"),
-        (keeping(8), r"writes into the memory of batch \d+|early-reuse"),
+        (keeping(8), r"writes into the memory of batch \d+|is written again"),
         (keeping(32), r"Memory for 3[12]\.\d batches was held at the same time; 6 are allowed.*R35"),
         (all_at_once, r"Memory for 32\.\d batches was held"),
         (claim_for_the_wrong_stream, r"writes into the memory of batch \d+"),
