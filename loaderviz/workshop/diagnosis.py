@@ -85,15 +85,18 @@ def why_not_hidden(timeline: Timeline) -> Fact:
 
 def _cause(timeline: Timeline, span: Span, start: int) -> Fact:
     """Say why this copy does not run beside kernels; the rule by its key."""
-    lanes = {kernel.lane for kernel in timeline.rows(Kind.COMPUTE)}
     if span.pinned is False:
         return say("pageable"), "R7"
     if wait := waited_for(timeline, span):
         rule = "R30" if inside(timeline, wait) else "R25"
-        return say("host-waits", ran=stretch(timeline, wait.start, wait.end)), rule
-    if span.lane in lanes:
+        return say("host-waits", ran=stretch(timeline, wait.start, wait.end), line=line_of(wait)), rule
+    kernels = list(timeline.rows(Kind.COMPUTE))
+    if span.lane == max(kernels, key=lambda kernel: kernel.duration).lane:
         return say("same-stream", stream=span.lane.name), "R16-one-stream"
     call, before = timeline.call_of(span), last_kernel_before(timeline, start)
+    if call is not None and (own := own_wait(timeline, call)):
+        ran, asked = stretch(timeline, own.start, own.end), at(timeline, call.start)
+        return say("waited-first", ran=ran, line=line_of(own), asked=asked), "R25"
     if call is not None and before is not None and call.start >= before.end - timeline_step(timeline) // 20:
         waits = [wait.end for wait in timeline.rows(Kind.WAIT) if before.end <= wait.end <= call.start]
         until = say("waited-until", time=at(timeline, waits[-1])) if waits else ""
@@ -205,6 +208,21 @@ def waited_for(timeline: Timeline, span: Span) -> Span | None:
         if wait.cause in WAITS and near and abs(wait.end - span.end) < 50_000:
             return wait
     return None
+
+
+def own_wait(timeline: Timeline, call: Span) -> Span | None:
+    """Return the longest wait of the learner's code for the GPU in the step before a call.
+
+    The check waits, too: at the line of the last call of all, where it waits for the end of the run.
+    """
+    step, check = timeline_step(timeline), max(timeline.rows(Kind.API), key=lambda each: each.start).source
+    waits = [
+        wait
+        for wait in timeline.rows(Kind.WAIT)
+        if wait.cause == Cause.SYNCHRONIZE and wait.lane == call.lane and wait.source != check
+        if call.start - step < wait.end <= call.start and wait.duration > step // 20
+    ]
+    return max(waits, key=lambda wait: wait.duration, default=None)
 
 
 def inside(timeline: Timeline, span: Span) -> bool:
