@@ -148,9 +148,10 @@ def too_strong_wait(timeline: Timeline) -> Fact | None:
             images, labels = at(timeline, copy.end), at(timeline, small[-1].end)
             found = say("labels-late", batch=copy.batch, images=images, labels=labels, other=later[-1].batch)
             return found, say("turns")
-        if later and begin - free > timeline_step(timeline) // 3:
+        waited = [span for span in later if span.end <= begin and span.lane != kernels[0].lane]
+        if waited and begin - free > max(span.duration for span in waited) // 2:
             over, began = at(timeline, copy.end), at(timeline, begin)
-            found = say("waits-for-later", batch=copy.batch, over=over, began=began, other=later[-1].batch)
+            found = say("waits-for-later", batch=copy.batch, over=over, began=began, other=waited[-1].batch)
             return found, say("R16-too-strong")
     return None
 
