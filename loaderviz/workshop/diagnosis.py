@@ -121,8 +121,8 @@ def why_idle(timeline: Timeline) -> Fact:
     cause = host_cause(timeline, start, stop)
     if cause is None:
         return fact, say("R23")
-    if moves_an_index(timeline, cause):
-        return say("idle-index", fact=fact), say("R46")
+    if rule := rule_of_index(timeline, cause):
+        return say(f"idle-{rule}", fact=fact), say(rule)
     if cause.kind == Kind.WAIT and cause.cause == Cause.SYNCHRONIZE:
         return say("idle-waits", fact=fact), say("R25")
     staged = cause.kind == Kind.WAIT and cause.cause == Cause.STAGING
@@ -231,10 +231,15 @@ def inside(timeline: Timeline, span: Span) -> bool:
     return any(row.start <= span.start < row.end for row in timeline.rows(Kind.OPERATOR))
 
 
-def moves_an_index(timeline: Timeline, wait: Span) -> bool:
-    """Tell whether this wait of the host is inside an indexing operator, which moves an index from host memory."""
-    inside = intervals.covers(_evidence(timeline).indexing, np.array([wait.start]))
-    return wait.kind == Kind.WAIT and bool(inside[0])
+def rule_of_index(timeline: Timeline, wait: Span) -> str:
+    """Return why the host waits inside an indexing operator: R46, an index moves from host memory, or R47, a mask has to
+    be counted; "" for any other wait.
+    """
+    indexing = intervals.covers(_evidence(timeline).indexing, np.array([wait.start]))
+    if wait.kind != Kind.WAIT or not indexing[0]:
+        return ""
+    counts = (row for row in timeline.rows(Kind.OPERATOR) if row.name == "aten::nonzero")
+    return "R47" if any(row.start <= wait.start < row.end for row in counts) else "R46"
 
 
 def line_of(span: Span | Access) -> str:
