@@ -172,9 +172,10 @@ def wrong_batch(
     number: int,
     seen: Tensors,
     expected: Sequence[Tensors],
-    scale: int = 1,
+    scale: int,
+    values: str,
 ) -> Fact:
-    """Say what is wrong with batch `number`: another one, a race, other values; `scale` divides images."""
+    """Say what is wrong with batch `number`: another one, a race, other values than `values`; `scale` divides images."""
     sums, labels = seen
     wanted = expected[number % len(expected)]
     if scale != 1 and torch.equal(sums, scale * wanted[0]):
@@ -194,11 +195,11 @@ def wrong_batch(
         return say("written-again", batch=number, other=later[0]), say("R42")
     if later:
         return say("others-values", batch=number, other=later[0]), say("own-samples")
-    what = say("other-labels", count=int((labels != wanted[1]).sum()), all=len(labels))
+    what, rule = say("other-labels", count=int((labels != wanted[1]).sum()), all=len(labels)), say("labels-unchanged")
     if differ := int((sums != wanted[0]).sum()):
-        values = say("zeros" if not sums.any() else "nan" if sums.isnan().all() else "other-ones")
-        what = say("other-images", count=differ, all=len(sums), values=values)
-    return say("other-values", batch=number, what=what), say("as-sent" if scale == 1 else "each-value", scale=scale)
+        found = say("zeros" if not sums.any() else "nan" if sums.isnan().all() else "other-ones")
+        what, rule = say("other-images", count=differ, all=len(sums), values=found), say(values, scale=scale)
+    return say("other-values", batch=number, what=what), rule
 
 
 def waited_for(timeline: Timeline, span: Span) -> Span | None:

@@ -288,7 +288,7 @@ class LoaderRun:
             wanted = expected[number % len(expected)]
             if not (torch.equal(sums, wanted[0]) and torch.equal(labels, wanted[1])):
                 found = self.timeline, self.hazards, number, (sums, labels), expected, self.config.scale
-                raise self.not_yet(*diagnosis.wrong_batch(*found))
+                raise self.not_yet(*diagnosis.wrong_batch(*found, self.loop.values))
         self.must_not_be_reused()
         self.must_have_no_hazards()
         self.must_be_sent(self.config.epochs * self.data.images.nbytes if needed is None else needed)
@@ -496,10 +496,13 @@ def fed_twice(answer: Callable[..., Any], data: Data, setting: FeedConfig) -> tu
 
 
 class CheckLoop:
-    """The training loop of the check: looks at each batch, works on it on the GPU, keeps the sums."""
+    """The training loop of the check: looks at each batch, works on it on the GPU, keeps the sums.
+
+    `values` is the key of the text that says which values the images must have.
+    """
 
     def __init__(self, data: Data, setting: FeedConfig, count: int) -> None:
-        self.data, self.setting = data, setting
+        self.data, self.setting, self.values = data, setting, "as-sent" if setting.scale == 1 else "each-value"
         self.work = BatchWork(data.weights, setting.scale)
         self.seen: list[Batch] = []
         self.places: list[tuple[int, int]] = []  # the device addresses of the images of each batch handed out

@@ -537,7 +537,7 @@ WRONG = {
         (too_many, r"More than 32 batches"),
         (
             each(lambda *batch: [torch.zeros_like(part, device="cuda") for part in batch]),
-            r"Batch 0 does not hold the values of the source: 64 of its 64 images are all zeros",
+            r"Batch 0 does not hold the values that are wanted: 64 of its 64 images are all zeros",
         ),
         (each(lambda x, y: (x.to("cuda"), y.to("cuda") + 1)), r"Batch 0 does not hold .*: 64 of its 64 labels are oth"),
         (each(lambda x, y: (x.to("cuda") * torch.nan, y.to("cuda"))), r"64 of its 64 images are not a number"),

@@ -527,7 +527,7 @@ WRONG = {
         (by_numpy, r"Batch 0 is not a number.*numpy\?.*R32"),
         (after_a_sleep, r"early-host-read at .*: the host reads a float32 scalar before.*R32"),
         (number_in_the_main_stream, r"exposed|host waits for the GPU.*R25|nothing to do from"),
-        (transformed(lambda x: x / 255), r"Batch \d+ does not hold the values"),
+        (transformed(lambda x: x / 255), r"Batch \d+ does not hold the values.*each value / the brightest pixel of its own"),
         (lambda batches: PrefetchLoader(batches), r"Batch 0 does not hold the values"),
         (suspects.loader_f, r"early-host-read at suspects.py.*R32"),
         (number_in_the_side_stream, r"With the loss read in each step"),
@@ -537,7 +537,8 @@ WRONG = {
         {
             "fetch / workers + pin + copy + compute": r"With 1 worker a step takes .* You added the stations",
             "max(fetch, pin, copy, compute)": r"With \d workers a step takes .* That is the time of one worker",
-            "max(fetch, pin, copy, compute) / workers": r"You divided each station. But there is one pin thread",
+            "max(fetch, pin, copy, compute) / workers": r"That is fetch / workers. Another station takes longer",
+            "max(fetch / workers, copy, compute)": r"That is fetch / workers. Another station takes longer",
             "max(fetch / workers, compute)": r"With \d workers a step takes .*as fast as its slowest station",
             "min(fetch / workers, pin, copy, compute)": r"With 1 worker a step takes .* You said [\d,]+ ns",
             "max(fetch / workers, pin, copy, compute) / 1000": r"a step takes .* You said [\d,]+ ns",
