@@ -174,14 +174,20 @@ def wrong_batch(
     expected: Sequence[Tensors],
     scale: int,
     values: str,
+    buffers: int,
 ) -> Fact:
-    """Say what is wrong with batch `number`: another one, a race, other values than `values`; `scale` divides images."""
+    """Say what is wrong with batch `number`: another one, a race, other values than `values`; `scale` divides images.
+
+    `buffers`: the source refills so many in turn; 0 for none.
+    """
     sums, labels = seen
     wanted = expected[number % len(expected)]
     if scale != 1 and torch.equal(sums, scale * wanted[0]):
         return say("not-divided", batch=number, scale=scale), say("from-0-to-1")
     for other, right in enumerate(expected):
         if all(map(torch.equal, seen, right)):
+            if buffers and other > number and (other - number) % buffers == 0:
+                return say("overwritten", number=number, batch=other), say("few-buffers", count=buffers)
             return say("other-batch", number=number, batch=other), say("in-order")
     if read_early(hazards):
         kernels, mine = kernels_of(timeline, number), [span for span in copies(timeline) if span.batch == number]

@@ -288,7 +288,7 @@ class LoaderRun:
             wanted = expected[number % len(expected)]
             if not (torch.equal(sums, wanted[0]) and torch.equal(labels, wanted[1])):
                 found = self.timeline, self.hazards, number, (sums, labels), expected, self.config.scale
-                raise self.not_yet(*diagnosis.wrong_batch(*found, self.loop.values))
+                raise self.not_yet(*diagnosis.wrong_batch(*found, self.loop.values, self.config.buffers))
         self.must_not_be_reused()
         self.must_have_no_hazards()
         self.must_be_sent(self.config.epochs * self.data.images.nbytes if needed is None else needed)
@@ -563,7 +563,10 @@ class CheckLoop:
                 raise NotYet(say("no-tensor", name=name, batch=number, given=kind_of(part)))
             if not part.is_cuda:
                 raise NotYet(say("on-host", name=name, batch=number, device=part.device), say("on-gpu"))
-            if (found := tuple(part.shape)) != shape or part.dtype != dtype:
+            found = tuple(part.shape)
+            if found[:1] != (size,) and found[:1] in {(other,) for other in self.wanted}:
+                raise NotYet(say("other-size", number=number, found=found[0], wanted=size), say("in-order"))
+            if found != shape or part.dtype != dtype:
                 wants = f"{dtype} {shape}"
                 raise NotYet(say("other-kind", name=name, batch=number, found=f"{part.dtype} {found}", wanted=wants))
         return batch[0], batch[1]
