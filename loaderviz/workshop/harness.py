@@ -446,7 +446,7 @@ class LoaderRun:
         """Return the exception for a batch of other values: read early if there is such a race, else as `key` says."""
         if diagnosis.read_early(self.hazards):
             key, rule = "read-early", "R15"
-        return self.not_yet(say(key, batch=number, when=""), say(rule))
+        return self.not_yet(say(key, batch=number, when="", scale=255), say(rule))
 
     def not_yet(self, fact: str, rule: str) -> NotYet:
         """Return the exception for a fact of this run."""

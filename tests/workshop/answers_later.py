@@ -636,8 +636,8 @@ WRONG = {
         (bytes_prefetched, r"idle for \d+ % .*waiting for data.*slowest station"),
         (whole_batches(8), r"You have 8 workers, but the machine has 4 cores"),
         (one_batch, r"some samples come twice"),
-        (labels_out_of_step, r"has images or labels that are wrong"),
-        (constant_digits, r"has images or labels that are wrong"),
+        (labels_out_of_step, r"has labels that do not belong to its images"),
+        (constant_digits, r"has labels that do not belong|has images that are not those"),
     ],
     "8.3": [
         (from_files(None), r"In epoch 0 0 % of the pictures are flipped"),
@@ -649,13 +649,13 @@ WRONG = {
         (from_files(flip_the_same), r"In epoch 1 0 % of the pictures are flipped unlike the epoch before"),
         (from_files(flip_some, workers=2), r"idle for \d+ % .*waiting for data.*slowest station"),
         (from_files(flip_some, workers=8), r"You have 8 workers, but the machine has 4 cores"),
-        (from_files(lambda batch: (batch[0], batch[1].flip(0))), r"has images or labels that are wrong"),
+        (from_files(lambda batch: (batch[0], batch[1].flip(0))), r"has labels that do not belong to its images"),
     ],
     "8.0": [
         (partial(sent, change=lambda x: x.float() / 255), r"sent 38\.\d+ MB to the GPU.*digits have 9\.\d+ MB.*R22"),
         (partial(sent, change=lambda x: x.half() / 255), r"sent 19\.\d+ MB|wrong"),
         (partial(sent, change=lambda x: x, drop=256), r"44 batches were handed out, but 48 were wanted"),
-        (partial(sent, change=lambda x: x.flip(2)), r"Batch 0 has images or labels that are wrong"),
+        (partial(sent, change=lambda x: x.flip(2)), r"Batch 0 has images that are not those of the data set"),
         (partial(sent, change=lambda x: x[:, ::2, ::2]), r"\(256, 14, 14\)"),
     ],
     "8.1": [
