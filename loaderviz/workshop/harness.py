@@ -627,6 +627,13 @@ def _iterator(batches: Any) -> Iterator[Any]:
     raise NotYet(say("no-batches", given=kind_of(batches)))
 
 
+def given(loader: Any) -> Any:
+    """Return what a learner's function returned as a loader, or raise `NotYet` if nothing can go through it."""
+    if not hasattr(loader, "__iter__"):
+        raise NotYet(say("no-loader", given=kind_of(loader)))
+    return loader
+
+
 def kind_of(value: Any) -> str:
     """Return what a learner's code gave instead of what is wanted: "a list", "nothing (None)"."""
     return say("none") if value is None else say("of-a-type", type=type(value).__name__)

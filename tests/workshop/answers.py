@@ -482,7 +482,7 @@ WRONG = {
         (its("copy_share"), r"PrefetchLoader.*Yours counts the hidden copy, too: [\d.]+ [mµ]s"),
         (lambda timeline: 100 * exposed_of_window(timeline), r"BlockingLoader.*Yours is in percent"),
         (its("exposed_copy"), r"Yours is a time in nanoseconds"),
-        (its("overlap"), r"You returned 0 for.*Yours is the (share|hidden part) of the copy"),
+        (its("overlap"), r"You returned 0 for a BlockingLoader. There .* a share of 0.\d+. *Rule"),
         (lambda timeline: 1 - its("compute_share")(timeline), r"is all the time in which the GPU does not compute"),
         (
             lambda timeline: its("exposed_copy")(timeline) / its("copy")(timeline),

@@ -291,10 +291,7 @@ def read_fast(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = Data.random([harness.SAMPLES] * BATCHES, chance, torch.uint8)
 
     def load(images: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
-        batches = answer(Files(images, labels), harness.SAMPLES)
-        if not hasattr(batches, "__iter__"):
-            raise NotYet(say("no-loader", given=harness.kind_of(batches)))
-        return iter(PrefetchLoader(batches, "cuda"))
+        return iter(PrefetchLoader(harness.given(answer(Files(images, labels), harness.SAMPLES)), "cuda"))
 
     run = feed(load, data, FeedConfig(dtype=torch.uint8, host=FILES_HOST), resident=True)
     run.must_be_right()
