@@ -93,6 +93,11 @@ def _cause(timeline: Timeline, span: Span, start: int) -> Fact:
     kernels = list(timeline.rows(Kind.COMPUTE))
     if span.lane == max(kernels, key=lambda kernel: kernel.duration).lane:
         return say("same-stream", stream=span.lane.name), "R16-one-stream"
+    return _late(timeline, span, start)
+
+
+def _late(timeline: Timeline, span: Span, start: int) -> Fact:
+    """Say why a copy in a stream of its own began as late as this; the rule by its key."""
     call, before = timeline.call_of(span), last_kernel_before(timeline, start)
     if call is not None and (own := own_wait(timeline, call)):
         ran, asked = stretch(timeline, own.start, own.end), at(timeline, call.start)
@@ -176,7 +181,7 @@ def wrong_batch(
     values: str,
     buffers: int,
 ) -> Fact:
-    """Say what is wrong with batch `number`: another one, a race, other values than `values`; `scale` divides images.
+    """Say what is wrong with batch `number`: another one, a race, other values than `values`. `scale` divides images.
 
     `buffers`: the source refills so many in turn; 0 for none.
     """
@@ -186,9 +191,9 @@ def wrong_batch(
         return say("not-divided", batch=number, scale=scale), say("from-0-to-1")
     for other, right in enumerate(expected):
         if all(map(torch.equal, seen, right)):
-            if buffers and other > number and (other - number) % buffers == 0:
-                return say("overwritten", number=number, batch=other), say("few-buffers", count=buffers)
-            return say("other-batch", number=number, batch=other), say("in-order")
+            filled = buffers and other > number and (other - number) % buffers == 0
+            rule = say("few-buffers" if filled else "in-order", count=buffers)
+            return say("overwritten" if filled else "other-batch", number=number, batch=other), rule
     if read_early(hazards):
         kernels, mine = kernels_of(timeline, number), [span for span in copies(timeline) if span.batch == number]
         when = ""
@@ -239,8 +244,8 @@ def inside(timeline: Timeline, span: Span) -> bool:
 
 
 def rule_of_index(timeline: Timeline, wait: Span) -> str:
-    """Return why the host waits inside an indexing operator: R46, an index moves from host memory, or R47, a mask has to
-    be counted; "" for any other wait.
+    """Return why the host waits inside an indexing operator: R46, an index moves from host memory, or R47, a mask is
+    counted; "" for any other wait.
     """
     indexing = intervals.covers(_evidence(timeline).indexing, np.array([wait.start]))
     if wait.kind != Kind.WAIT or not indexing[0]:

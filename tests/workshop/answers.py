@@ -530,7 +530,10 @@ WRONG = {
         (copy_after_the_step, r"With the loss read.* asked for at [\d,]+ µs; .* ended at .*R16: a copy cannot start"),
         (waits_for_the_next_one, r"With the loss read.* kernels began at .* waited for the copy of batch 1 as well"),
         (lambda batches: PrefetchLoader([(x.clone(), y.clone()) for x, y in batches]), r"Its source is not pinned.*R7"),
-        (unprotected, r"copy of batch \d+ runs from .* writes into the memory of batch \d+, but kernels.*|is written again"),
+        (
+            unprotected,
+            r"copy of batch \d+ runs from .* writes into the memory of batch \d+, but kernels.*|is written again",
+        ),
         (all_at_once, r"When batch 0 was handed out, copies of 31 later batches were queued; 4 are allowed"),
         (hands_out_nothing, r"Batch 0 is nothing \(None\): a batch is a pair"),
         (backwards, r"As number 0 you handed out batch 31"),

@@ -506,7 +506,9 @@ class Race(Exercise):
         known = say("or").join(map(repr, [*REASONS, "host"]))
         said = say("reason-said" if self._reason else "reason-wanted", reason=self._reason, known=known)
         reason = say("the-reason" if self._reason == found else "not-the-reason", said=said)
-        lines.append(say("points", points=points, time=say("no-time" if late else "no-waits" if why else "time"), reason=reason))
+        lines.append(
+            say("points", points=points, time=say("no-time" if late else "no-waits" if why else "time"), reason=reason)
+        )
         score = say("space").join(filter(None, [*lines, board.note]))
         if why:
             raise NotYet(*why, say("space").join([score, wanted]), run.timeline)
