@@ -70,7 +70,7 @@ def why_not_hidden(timeline: Timeline) -> Fact:
     runs = groupby(timeline.rows(Kind.API), key=lambda call: call.name == "cudaEventQuery")
     asked = max((list(calls) for asks, calls in runs if asks), key=len, default=[])
     if len(asked) > POLLS:
-        return say("polls", count=len(asked), line=line_of(asked[0])), say("R25-polling")
+        return say("polls", count=len(asked), line=line_of(timeline, asked[0])), say("R25-polling")
     found = exposed(timeline)
     if (found is None or found[0].pinned) and (waiting := too_strong_wait(timeline)):
         return waiting
@@ -89,7 +89,7 @@ def _cause(timeline: Timeline, span: Span, start: int) -> Fact:
         return say("pageable"), "R7"
     if wait := waited_for(timeline, span):
         rule = "R30" if inside(timeline, wait) else "R25"
-        return say("host-waits", ran=stretch(timeline, wait.start, wait.end), line=line_of(wait)), rule
+        return say("host-waits", ran=stretch(timeline, wait.start, wait.end), line=line_of(timeline, wait)), rule
     kernels = list(timeline.rows(Kind.COMPUTE))
     if span.lane == max(kernels, key=lambda kernel: kernel.duration).lane:
         return say("same-stream", stream=span.lane.name), "R16-one-stream"
@@ -101,7 +101,7 @@ def _late(timeline: Timeline, span: Span, start: int) -> Fact:
     call, before = timeline.call_of(span), last_kernel_before(timeline, start)
     if call is not None and (own := own_wait(timeline, call)):
         ran, asked = stretch(timeline, own.start, own.end), at(timeline, call.start)
-        return say("waited-first", ran=ran, line=line_of(own), asked=asked), "R25"
+        return say("waited-first", ran=ran, line=line_of(timeline, own), asked=asked), "R25"
     if call is not None and before is not None and call.start >= before.end - timeline_step(timeline) // 20:
         waits = [wait.end for wait in timeline.rows(Kind.WAIT) if before.end <= wait.end <= call.start]
         until = say("waited-until", time=at(timeline, waits[-1])) if waits else ""
@@ -224,11 +224,8 @@ def waited_for(timeline: Timeline, span: Span) -> Span | None:
 
 
 def own_wait(timeline: Timeline, call: Span) -> Span | None:
-    """Return the longest wait of the learner's code for the GPU in the step before a call.
-
-    The check waits, too: at the line of the last call of all, where it waits for the end of the run.
-    """
-    step, check = timeline_step(timeline), max(timeline.rows(Kind.API), key=lambda each: each.start).source
+    """Return the longest wait of the learner's code for the GPU in the step before a call."""
+    step, check = timeline_step(timeline), line_of_check(timeline)
     waits = [
         wait
         for wait in timeline.rows(Kind.WAIT)
@@ -254,9 +251,15 @@ def rule_of_index(timeline: Timeline, wait: Span) -> str:
     return "R47" if any(row.start <= wait.start < row.end for row in counts) else "R46"
 
 
-def line_of(span: Span | Access) -> str:
-    """Return " in line 7 of your code"; "" where it is not known."""
-    return say("in-line", line=span.source.rpartition(":")[2]) if span.source else ""
+def line_of(timeline: Timeline, span: Span | Access) -> str:
+    """Return " in line 7 of your code"; "" where it is not known, and for the line that calls the check."""
+    theirs = span.source and span.source != line_of_check(timeline)
+    return say("in-line", line=span.source.rpartition(":")[2]) if theirs else ""
+
+
+def line_of_check(timeline: Timeline) -> str:
+    """Return "file:line" of the call of the check: the last call of all is its own, a wait for the end of the run."""
+    return max(timeline.rows(Kind.API), key=lambda call: call.start).source
 
 
 def last_kernel_before(timeline: Timeline, time: int) -> Span | None:

@@ -370,7 +370,7 @@ class LoaderRun:
         ]
         if len(waits) > most:
             wait = waits[len(waits) // 2]
-            once = stretch(self.timeline, wait.start, wait.end) + diagnosis.line_of(wait)
+            once = stretch(self.timeline, wait.start, wait.end) + diagnosis.line_of(self.timeline, wait)
             raise self.not_yet(say("drained", count=len(waits), once=once), say("R25"))
 
     def must_not_be_reused(self) -> None:
@@ -399,7 +399,7 @@ class LoaderRun:
             first, second = hazard.first, hazard.second
             if hazard.kind == "early-reuse" and second and first.source == self.loop.line and not first.writes:
                 part = say("labels-of" if first.dtype == "int64" else "images-of")
-                fact = say("still-read", part=part, batch=first.batch, line=diagnosis.line_of(second))
+                fact = say("still-read", part=part, batch=first.batch, line=diagnosis.line_of(self.timeline, second))
                 raise self.not_yet(fact, diagnosis.rule_of_reuse(hazard))
             key, count = "hazards" if len(self.hazards) > 1 else "hazard", len(self.hazards)
             raise self.not_yet(say(key, count=count, hazard=hazard), hazard.rule)

@@ -502,7 +502,7 @@ WRONG = {
     "1.2": [
         (
             each(lambda x, y: ((x.float() / 255).pin_memory().cuda(), y.cuda())),
-            r"copy of batch 1 runs from .*R22",
+            r"copy of images runs from .*R22",
         ),
         (each(lambda x, y: (x.to("cuda").float(), y.to("cuda"))), r"images of batch 0 are not divided by 255"),
         (blocking, r"images of batch 0 are torch.uint8.*torch.float32.*is wanted"),

@@ -68,7 +68,7 @@ def waits_too_often(timeline: Timeline, allowed: float = ALLOWED, *, for_index: 
     rule = diagnosis.rule_of_index(timeline, wait) if wait else ""
     if wait is None or (for_index and not rule):
         return None
-    once = stretch(timeline, wait.start, wait.end) + diagnosis.line_of(wait)
+    once = stretch(timeline, wait.start, wait.end) + diagnosis.line_of(timeline, wait)
     return say(f"waits-{rule or 'often'}", count=len(waits), once=once), say(rule or "R25-loop")
 
 
