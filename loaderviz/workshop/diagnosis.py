@@ -14,7 +14,7 @@ import torch
 
 from loaderviz import intervals, words
 from loaderviz.analysis.evidence import Evidence
-from loaderviz.emulator.hazards import Report
+from loaderviz.emulator.hazards import Access, Report
 from loaderviz.metrics import summarize
 from loaderviz.timeline import Cause, Kind, Span, Timeline
 from loaderviz.workshop.exercises import say
@@ -70,7 +70,7 @@ def why_not_hidden(timeline: Timeline) -> Fact:
     runs = groupby(timeline.rows(Kind.API), key=lambda call: call.name == "cudaEventQuery")
     asked = max((list(calls) for asks, calls in runs if asks), key=len, default=[])
     if len(asked) > POLLS:
-        return say("polls", count=len(asked), line=line_of(asked[0])), say("R25-polling")
+        return say("polls", count=len(asked), line=line_of(timeline, asked[0])), say("R25-polling")
     found = exposed(timeline)
     if (found is None or found[0].pinned) and (waiting := too_strong_wait(timeline)):
         return waiting
@@ -85,15 +85,23 @@ def why_not_hidden(timeline: Timeline) -> Fact:
 
 def _cause(timeline: Timeline, span: Span, start: int) -> Fact:
     """Say why this copy does not run beside kernels; the rule by its key."""
-    lanes = {kernel.lane for kernel in timeline.rows(Kind.COMPUTE)}
     if span.pinned is False:
         return say("pageable"), "R7"
     if wait := waited_for(timeline, span):
         rule = "R30" if inside(timeline, wait) else "R25"
-        return say("host-waits", ran=stretch(timeline, wait.start, wait.end)), rule
-    if span.lane in lanes:
+        return say("host-waits", ran=stretch(timeline, wait.start, wait.end), line=line_of(timeline, wait)), rule
+    kernels = list(timeline.rows(Kind.COMPUTE))
+    if span.lane == max(kernels, key=lambda kernel: kernel.duration).lane:
         return say("same-stream", stream=span.lane.name), "R16-one-stream"
+    return _late(timeline, span, start)
+
+
+def _late(timeline: Timeline, span: Span, start: int) -> Fact:
+    """Say why a copy in a stream of its own began as late as this; the rule by its key."""
     call, before = timeline.call_of(span), last_kernel_before(timeline, start)
+    if call is not None and (own := own_wait(timeline, call)):
+        ran, asked = stretch(timeline, own.start, own.end), at(timeline, call.start)
+        return say("waited-first", ran=ran, line=line_of(timeline, own), asked=asked), "R25"
     if call is not None and before is not None and call.start >= before.end - timeline_step(timeline) // 20:
         waits = [wait.end for wait in timeline.rows(Kind.WAIT) if before.end <= wait.end <= call.start]
         until = say("waited-until", time=at(timeline, waits[-1])) if waits else ""
@@ -118,8 +126,8 @@ def why_idle(timeline: Timeline) -> Fact:
     cause = host_cause(timeline, start, stop)
     if cause is None:
         return fact, say("R23")
-    if moves_an_index(timeline, cause):
-        return say("idle-index", fact=fact), say("R46")
+    if rule := rule_of_index(timeline, cause):
+        return say(f"idle-{rule}", fact=fact), say(rule)
     if cause.kind == Kind.WAIT and cause.cause == Cause.SYNCHRONIZE:
         return say("idle-waits", fact=fact), say("R25")
     staged = cause.kind == Kind.WAIT and cause.cause == Cause.STAGING
@@ -145,9 +153,10 @@ def too_strong_wait(timeline: Timeline) -> Fact | None:
             images, labels = at(timeline, copy.end), at(timeline, small[-1].end)
             found = say("labels-late", batch=copy.batch, images=images, labels=labels, other=later[-1].batch)
             return found, say("turns")
-        if later and begin - free > timeline_step(timeline) // 3:
+        waited = [span for span in later if span.end <= begin and span.lane != kernels[0].lane]
+        if waited and begin - free > max(span.duration for span in waited) // 2:
             over, began = at(timeline, copy.end), at(timeline, begin)
-            found = say("waits-for-later", batch=copy.batch, over=over, began=began, other=later[-1].batch)
+            found = say("waits-for-later", batch=copy.batch, over=over, began=began, other=waited[-1].batch)
             return found, say("R16-too-strong")
     return None
 
@@ -157,22 +166,34 @@ def read_early(hazards: Sequence[Report]) -> bool:
     return any(hazard.kind == "early-read" for hazard in hazards)
 
 
+def rule_of_reuse(hazard: Report) -> str:
+    """Return what to do about an early reuse: of memory that was freed, or of a buffer that the program keeps."""
+    return say("R35" if hazard.rule.startswith("R35") else "R37")
+
+
 def wrong_batch(
     timeline: Timeline,
     hazards: Sequence[Report],
     number: int,
     seen: Tensors,
     expected: Sequence[Tensors],
-    scale: int = 1,
+    scale: int,
+    values: str,
+    buffers: int,
 ) -> Fact:
-    """Say what is wrong with batch `number`: another one, a race, other values; `scale` divides images."""
+    """Say what is wrong with batch `number`: another one, a race, other values than `values`. `scale` divides images.
+
+    `buffers`: the source refills so many in turn; 0 for none.
+    """
     sums, labels = seen
     wanted = expected[number % len(expected)]
     if scale != 1 and torch.equal(sums, scale * wanted[0]):
         return say("not-divided", batch=number, scale=scale), say("from-0-to-1")
     for other, right in enumerate(expected):
         if all(map(torch.equal, seen, right)):
-            return say("other-batch", number=number, batch=other), say("in-order")
+            filled = buffers and other > number and (other - number) % buffers == 0
+            rule = say("few-buffers" if filled else "in-order", count=buffers)
+            return say("overwritten" if filled else "other-batch", number=number, batch=other), rule
     if read_early(hazards):
         kernels, mine = kernels_of(timeline, number), [span for span in copies(timeline) if span.batch == number]
         when = ""
@@ -185,11 +206,11 @@ def wrong_batch(
         return say("written-again", batch=number, other=later[0]), say("R42")
     if later:
         return say("others-values", batch=number, other=later[0]), say("own-samples")
-    what = say("other-labels", count=int((labels != wanted[1]).sum()), all=len(labels))
+    what, rule = say("other-labels", count=int((labels != wanted[1]).sum()), all=len(labels)), say("labels-unchanged")
     if differ := int((sums != wanted[0]).sum()):
-        values = say("zeros" if not sums.any() else "nan" if sums.isnan().all() else "other-ones")
-        what = say("other-images", count=differ, all=len(sums), values=values)
-    return say("other-values", batch=number, what=what), say("as-sent" if scale == 1 else "each-value", scale=scale)
+        found = say("zeros" if not sums.any() else "nan" if sums.isnan().all() else "other-ones")
+        what, rule = say("other-images", count=differ, all=len(sums), values=found), say(values, scale=scale)
+    return say("other-values", batch=number, what=what), rule
 
 
 def waited_for(timeline: Timeline, span: Span) -> Span | None:
@@ -202,20 +223,43 @@ def waited_for(timeline: Timeline, span: Span) -> Span | None:
     return None
 
 
+def own_wait(timeline: Timeline, call: Span) -> Span | None:
+    """Return the longest wait of the learner's code for the GPU in the step before a call."""
+    step, check = timeline_step(timeline), line_of_check(timeline)
+    waits = [
+        wait
+        for wait in timeline.rows(Kind.WAIT)
+        if wait.cause == Cause.SYNCHRONIZE and wait.lane == call.lane and wait.source != check
+        if call.start - step < wait.end <= call.start and wait.duration > step // 20
+    ]
+    return max(waits, key=lambda wait: wait.duration, default=None)
+
+
 def inside(timeline: Timeline, span: Span) -> bool:
     """Tell whether a call or wait of the host is part of an operator, such as a copy, and not one of the program's."""
     return any(row.start <= span.start < row.end for row in timeline.rows(Kind.OPERATOR))
 
 
-def moves_an_index(timeline: Timeline, wait: Span) -> bool:
-    """Tell whether this wait of the host is inside an indexing operator, which moves an index from host memory."""
-    inside = intervals.covers(_evidence(timeline).indexing, np.array([wait.start]))
-    return wait.kind == Kind.WAIT and bool(inside[0])
+def rule_of_index(timeline: Timeline, wait: Span) -> str:
+    """Return why the host waits inside an indexing operator: R46, an index moves from host memory, or R47, a mask is
+    counted; "" for any other wait.
+    """
+    indexing = intervals.covers(_evidence(timeline).indexing, np.array([wait.start]))
+    if wait.kind != Kind.WAIT or not indexing[0]:
+        return ""
+    counts = (row for row in timeline.rows(Kind.OPERATOR) if row.name == "aten::nonzero")
+    return "R47" if any(row.start <= wait.start < row.end for row in counts) else "R46"
 
 
-def line_of(span: Span) -> str:
-    """Return " in line 7 of your code"; "" where it is not known."""
-    return say("in-line", line=span.source.rpartition(":")[2]) if span.source else ""
+def line_of(timeline: Timeline, span: Span | Access) -> str:
+    """Return " in line 7 of your code"; "" where it is not known, and for the line that calls the check."""
+    theirs = span.source and span.source != line_of_check(timeline)
+    return say("in-line", line=span.source.rpartition(":")[2]) if theirs else ""
+
+
+def line_of_check(timeline: Timeline) -> str:
+    """Return "file:line" of the call of the check: the last call of all is its own, a wait for the end of the run."""
+    return max(timeline.rows(Kind.API), key=lambda call: call.start).source
 
 
 def last_kernel_before(timeline: Timeline, time: int) -> Span | None:

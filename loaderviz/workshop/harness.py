@@ -296,7 +296,7 @@ class LoaderRun:
             wanted = expected[number % len(expected)]
             if not (torch.equal(sums, wanted[0]) and torch.equal(labels, wanted[1])):
                 found = self.timeline, self.hazards, number, (sums, labels), expected, self.config.scale
-                raise self.not_yet(*diagnosis.wrong_batch(*found))
+                raise self.not_yet(*diagnosis.wrong_batch(*found, self.loop.values, self.config.buffers))
         self.must_not_be_reused()
         self.must_have_no_hazards()
         if self.changed is not None:
@@ -380,7 +380,7 @@ class LoaderRun:
         ]
         if len(waits) > most:
             wait = waits[len(waits) // 2]
-            once = stretch(self.timeline, wait.start, wait.end) + diagnosis.line_of(wait)
+            once = stretch(self.timeline, wait.start, wait.end) + diagnosis.line_of(self.timeline, wait)
             raise self.not_yet(say("drained", count=len(waits), once=once), say("R25"))
 
     def must_not_be_reused(self) -> None:
@@ -388,7 +388,8 @@ class LoaderRun:
         for copy, batch, end in self.reused():
             ran = stretch(self.timeline, copy.start, copy.end)
             fact = say("reused", batch=copy.batch, ran=ran, other=batch, end=at(self.timeline, end))
-            raise self.not_yet(fact, say("R35"))
+            race = next(hazard for hazard in self.hazards if hazard.kind == "early-reuse")
+            raise self.not_yet(fact, diagnosis.rule_of_reuse(race))
 
     def reused(self) -> Iterator[tuple[Span, int, int]]:
         """Yield each copy that wrote into the memory of an earlier batch too early: (copy, batch, end of kernels)."""
@@ -405,6 +406,11 @@ class LoaderRun:
     def must_have_no_hazards(self) -> None:
         """Raise `NotYet` at the first race that was found."""
         for hazard in self.hazards:
+            first, second = hazard.first, hazard.second
+            if hazard.kind == "early-reuse" and second and first.source == self.loop.line and not first.writes:
+                part = say("labels-of" if first.dtype == "int64" else "images-of")
+                fact = say("still-read", part=part, batch=first.batch, line=diagnosis.line_of(self.timeline, second))
+                raise self.not_yet(fact, diagnosis.rule_of_reuse(hazard))
             key, count = "hazards" if len(self.hazards) > 1 else "hazard", len(self.hazards)
             raise self.not_yet(say(key, count=count, hazard=hazard), hazard.rule)
 
@@ -450,7 +456,7 @@ class LoaderRun:
         """Return the exception for a batch of other values: read early if there is such a race, else as `key` says."""
         if diagnosis.read_early(self.hazards):
             key, rule = "read-early", "R15"
-        return self.not_yet(say(key, batch=number, when=""), say(rule))
+        return self.not_yet(say(key, batch=number, when="", scale=255), say(rule))
 
     def not_yet(self, fact: str, rule: str) -> NotYet:
         """Return the exception for a fact of this run."""
@@ -501,10 +507,13 @@ def fed_twice(answer: Callable[..., Any], data: Data, setting: FeedConfig) -> tu
 
 
 class CheckLoop:
-    """The training loop of the check: looks at each batch, works on it on the GPU, keeps the sums."""
+    """The training loop of the check: looks at each batch, works on it on the GPU, keeps the sums.
+
+    `values` is the key of the text that says which values the images must have.
+    """
 
     def __init__(self, data: Data, setting: FeedConfig, count: int) -> None:
-        self.data, self.setting = data, setting
+        self.data, self.setting, self.values = data, setting, "as-sent" if setting.scale == 1 else "each-value"
         self.work = BatchWork(data.weights, setting.scale)
         self.seen: list[Batch] = []
         self.places: list[tuple[int, int]] = []  # the device addresses of the images of each batch handed out
@@ -512,6 +521,7 @@ class CheckLoop:
         self.held: list[int] = []  # device memory that the loader held then, bytes
         self.spent: list[tuple[int, int]] = []  # processor time of this thread for each batch: theirs, and `step` [ns]
         self.wanted = (list(data.sizes) * setting.epochs)[: count or None]
+        self.line = Session.running("an exercise").source()  # of the program, at which this loop stands
 
     def consume(self, batches: Any, mark: Callable[[int, int], None]) -> None:
         """Take the batches one by one, as a training loop does; raise `NotYet` if there are too few or too many."""
@@ -564,7 +574,10 @@ class CheckLoop:
                 raise NotYet(say("no-tensor", name=name, batch=number, given=kind_of(part)))
             if not part.is_cuda:
                 raise NotYet(say("on-host", name=name, batch=number, device=part.device), say("on-gpu"))
-            if (found := tuple(part.shape)) != shape or part.dtype != dtype:
+            found = tuple(part.shape)
+            if found[:1] != (size,) and found[:1] in {(other,) for other in self.wanted}:
+                raise NotYet(say("other-size", number=number, found=found[0], wanted=size), say("in-order"))
+            if found != shape or part.dtype != dtype:
                 wants = f"{dtype} {shape}"
                 raise NotYet(say("other-kind", name=name, batch=number, found=f"{part.dtype} {found}", wanted=wants))
         return batch[0], batch[1]
@@ -623,6 +636,13 @@ def _iterator(batches: Any) -> Iterator[Any]:
         with learners_code():
             return iter(batches)
     raise NotYet(say("no-batches", given=kind_of(batches)))
+
+
+def given(loader: Any) -> Any:
+    """Return what a learner's function returned as a loader, or raise `NotYet` if nothing can go through it."""
+    if not hasattr(loader, "__iter__"):
+        raise NotYet(say("no-loader", given=kind_of(loader)))
+    return loader
 
 
 def kind_of(value: Any) -> str:

@@ -69,7 +69,7 @@ def test_the_ladder_of_the_lesson(own_ladder):
     fewer = capstone.climb("bytes", bytes_prefetched)
     assert floats.ns > 3 * fewer.ns
     assert abs(floats.right - fewer.right) < 0.1 and fewer.right > 0.5
-    with pytest.raises(ExerciseError, match=r"zeros: Batch 0 has images or labels that are wrong\. change"):
+    with pytest.raises(ExerciseError, match=r"zeros: Batch 0 has images that are not those of the data set\. change"):
         capstone.climb("zeros", constant_digits)
     assert list(capstone.ladder.rungs) == ["floats", "bytes"]
     both = capstone.ladder.compare(batches=range(27, 31))

@@ -397,7 +397,7 @@ def load(batches):
             "crashed",
             "every thread of the program waits for another one: the main thread waits in Queue.get",
         ),
-        ("ready.put(None)", "", "not yet", "they waited for the copy of batch"),
+        ("ready.put(None)", "", "not yet", "It is in stream 7 (default), and so are the kernels"),
         ("pass", "timeout=0.1", "crashed", "Empty"),
     ],
 )

@@ -203,7 +203,7 @@ def _must_be_honest(run: LoaderRun, flips: bool) -> None:
         batches = seen_keys[start : start + PER_EPOCH]
         for number, keys in enumerate(batches, start):
             if not torch.isin(keys, wanted).all():
-                raise run.wrong(number, "wrong-parts", "change-neither")
+                raise run.wrong(number, *_wrong_part(run, number, flips))
         keys, order = torch.cat(batches).sort(stable=True)
         if not torch.equal(keys, wanted):
             raise run.not_yet(say("some-twice", epoch=start // PER_EPOCH), say("shuffle"))
@@ -211,6 +211,16 @@ def _must_be_honest(run: LoaderRun, flips: bool) -> None:
     must_be_shuffled(run, epochs, SIZE, stored=False)
     run.must_be_sent(run.data.nbytes)
     run.must_have_no_hazards()
+
+
+def _wrong_part(run: LoaderRun, number: int, flips: bool) -> tuple[str, str]:
+    """Return which part of a batch is no sample's, as the keys of a fact and its rule."""
+    sums, known = run.seen[number][0], run.data.sums
+    if flips:
+        known = torch.cat([known, harness.sums_of(run.data.images.flip(2), run.data.weights)])
+    if torch.isin(sums, known).all():
+        return "wrong-labels", "same-rows"
+    return ("not-divided", "from-0-to-1") if torch.isin(sums, 255 * known).all() else ("wrong-images", "change-neither")
 
 
 @lru_cache(maxsize=3)
@@ -493,14 +503,17 @@ class Race(Exercise):
         lines.append(say("against-limit", time=words.duration(best), times=run.took / best))
         late = run.took > self.world.target * best
         why = why_slow(run) if late else waits_too_often(run.timeline, self.world.waits)
+        wanted = say("target-limit" if late else "target-waits", target=self.world.target, waits=self.world.waits)
         points = 2 + (why is None) + (self._reason == found)
         known = say("or").join(map(repr, [*REASONS, "host"]))
         said = say("reason-said" if self._reason else "reason-wanted", reason=self._reason, known=known)
         reason = say("the-reason" if self._reason == found else "not-the-reason", said=said)
-        lines.append(say("points", points=points, time=say("no-time" if why else "time"), reason=reason))
+        lines.append(
+            say("points", points=points, time=say("no-time" if late else "no-waits" if why else "time"), reason=reason)
+        )
         score = say("space").join(filter(None, [*lines, board.note]))
         if why:
-            raise NotYet(*why, say("target-limit", score=score, target=self.world.target), run.timeline)
+            raise NotYet(*why, say("space").join([score, wanted]), run.timeline)
         return Score(score, run.timeline)
 
 

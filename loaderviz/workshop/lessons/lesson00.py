@@ -188,8 +188,6 @@ def _what_it_is(got: float, summary: Summary) -> str:
         summary.exposed_copy: "in-nanoseconds",
         summary.exposed_copy / (summary.batches or 1): "for-each-batch",
         summary.copy / summary.window: "with-hidden-copy",
-        summary.hidden_copy / summary.window: "hidden-part",
-        summary.overlap or 0: "share-hidden",
         summary.exposed_copy / summary.copy: "share-of-copy",
         1 - (summary.compute_share or 0): "not-computing",
     }

@@ -160,5 +160,6 @@ def _too_many_bytes(timeline: Timeline, images: torch.Tensor) -> diagnosis.Fact:
         spans = large[min(1, len(large) - 1)]
         ran, carried = stretch(timeline, spans[0].start, spans[-1].end), sum(span.nbytes for span in spans)
         sizes = {"carried": words.size(carried), "stored": words.size(images.nbytes)}
-        return say("too-many-bytes", batch=spans[0].batch, ran=ran, **sizes), say("R22")
+        key = "too-many-bytes" if len(spans) == 1 else "too-many-copies"
+        return say(key, count=len(spans), ran=ran, **sizes), say("R22")
     return diagnosis.why_idle(timeline)

@@ -76,7 +76,7 @@ def let_pin(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = Data.random([harness.SAMPLES] * FEW, chance)
 
     def load(batches: Any) -> Iterator[Any]:
-        for images, labels in answer(TensorDataset(data.images, data.labels)):
+        for images, labels in harness.given(answer(TensorDataset(data.images, data.labels))):
             yield images.to("cuda", non_blocking=True), labels.to("cuda", non_blocking=True)
 
     plain, reading = fed_twice(load, data, FeedConfig())

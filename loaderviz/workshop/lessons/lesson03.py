@@ -92,8 +92,9 @@ def go_on(answer: Callable[..., Any], chance: random.Random) -> Score:
                 waits[wait.start] = wait, copy  # the last one that was called before the wait
         for wait, copy in waits.values():
             part = say("images-of" if copy.nbytes > diagnosis.SMALL else "labels-of")
-            ran = diagnosis.stretch(run.timeline, wait.start, wait.end)
-            raise run.not_yet(say("still-waits", part=part, batch=copy.batch, ran=ran), say("both-parts"))
+            ran = diagnosis.stretch(run.timeline, wait.start, wait.end) + diagnosis.line_of(run.timeline, wait)
+            rule = say("both-parts" if diagnosis.inside(run.timeline, wait) else "R25")
+            raise run.not_yet(say("still-waits", part=part, batch=copy.batch, ran=ran), rule)
     plain.must_not_drain(1)  # by a wait for what was copied, as .item() is; the one at the end is that of the check
     return Score(say("went-on", few=FEW), plain.timeline)
 

@@ -66,16 +66,16 @@ def _moves_more(timeline: Timeline, data: Data, epochs: int) -> diagnosis.Fact |
 def waits_too_often(timeline: Timeline, allowed: float = ALLOWED, *, for_index: bool = False) -> diagnosis.Fact | None:
     """Say how often the host waited for the GPU, the end of the window aside, if that is more often than allowed.
 
-    `for_index`: only if it waits where an index in host memory is copied.
+    `for_index`: only if it waits inside an indexing operator.
     """
     end = timeline.begin + timeline.duration
     waits = [span for span in timeline.rows(Kind.WAIT) if span.cause in diagnosis.WAITS and span.end < end]
     wait = waits[len(waits) // 2] if len(waits) > allowed else None
-    if wait is None or (for_index and not diagnosis.moves_an_index(timeline, wait)):
+    rule = diagnosis.rule_of_index(timeline, wait) if wait else ""
+    if wait is None or (for_index and not rule):
         return None
-    once = stretch(timeline, wait.start, wait.end) + diagnosis.line_of(wait)
-    key, rule = ("waits-index", "R46") if diagnosis.moves_an_index(timeline, wait) else ("waits-often", "R25-loop")
-    return say(key, count=len(waits), once=once), say(rule)
+    once = stretch(timeline, wait.start, wait.end) + diagnosis.line_of(timeline, wait)
+    return say(f"waits-{rule or 'often'}", count=len(waits), once=once), say(rule or "R25-loop")
 
 
 def _must_not_wait(run: LoaderRun, allowed: int = ALLOWED) -> None:

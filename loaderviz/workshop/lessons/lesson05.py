@@ -223,6 +223,7 @@ class _Undo(TrialLoop):
     def __init__(self, data: Data, *more: Any) -> None:
         self.brightest = [int(images.max()) for images, _ in data.batches]
         super().__init__(data, *more)
+        self.values = "by-brightest"
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """Use one batch."""

@@ -291,9 +291,7 @@ def read_fast(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = Data.random([harness.SAMPLES] * BATCHES, chance, torch.uint8)
 
     def load(images: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
-        batches = answer(Files(images, labels), harness.SAMPLES)
-        if not hasattr(batches, "__iter__"):
-            raise NotYet(say("no-loader", given=harness.kind_of(batches)))
+        batches = harness.given(answer(Files(images, labels), harness.SAMPLES))
         return iter(PrefetchLoader(_on_host(batches), "cuda"))
 
     run = feed(load, data, FeedConfig(dtype=torch.uint8, host=FILES_HOST), resident=True)
