@@ -657,10 +657,11 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     starving = waits & (within > 0)
     seen, remedy, number = _behind(facts, gain, starving)
     if remedy in ("fewer-bytes", "fewer-tensors"):  # the pin thread has less to do then, workers and copies have, too
-        copies = facts.batch_copies
-        direct = facts.length(waits) + facts.exposed(copies)
-        inside = facts.copying(copies)
-        gain = facts.bound(direct, "the waits for data, and the copies", copies, 0, host=inside, supply=False)
+        gain = facts.gain(facts.length(waits), "the waits for data", *floors[:2])
+        if is_worth_it(gain.ns, facts.window):  # else it is the copies alone, which have findings of their own
+            copies, what = facts.batch_copies, "the waits for data, and the copies"
+            direct = facts.length(waits) + facts.exposed(copies)
+            gain = facts.bound(direct, what, copies, 0, host=facts.copying(copies), supply=False)
     if remedy == "no-warm-up":
         _, change = in_few_steps(facts, starving)
     else:

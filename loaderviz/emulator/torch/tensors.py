@@ -65,7 +65,8 @@ class DeviceTag:
         self.arrivals: tuple[Arrival, ...] = ()
 
     def __del__(self) -> None:
-        self.memory.release(self.block)
+        if hasattr(self, "block"):  # else an interrupt came before there was one
+            self.memory.release(self.block)
 
 
 class HostTag:
