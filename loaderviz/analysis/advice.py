@@ -658,8 +658,8 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     seen, remedy, number = _behind(facts, gain, starving)
     if remedy in ("fewer-bytes", "fewer-tensors"):  # the pin thread has less to do then, workers and copies have, too
         gain = facts.gain(facts.length(waits), "the waits for data", *floors[:2])
-        if is_worth_it(gain.ns, facts.window):  # else it is the copies alone, which have findings of their own
-            copies, what = facts.batch_copies, "the waits for data, and the copies"
+        copies, what = facts.batch_copies, "the waits for data, and the copies"
+        if gain.ns >= facts.exposed(copies):  # else it is the copies for most of it, which have findings of their own
             direct = facts.length(waits) + facts.exposed(copies)
             gain = facts.bound(direct, what, copies, 0, host=facts.copying(copies), supply=False)
     if remedy == "no-warm-up":
@@ -1365,6 +1365,8 @@ def _singly(facts: Evidence, optimizing: Mask) -> tuple[Ints, int]:
     rows = rows[~_before_backward(facts, rows)]
     inside = intervals.covers(facts.covered(optimizing), timeline.start[rows])
     single = timeline.named(ONE_BY_ONE.__contains__)[rows]
+    if not (optimizing | timeline.named(BACKWARD)).any():  # nothing is trained: what makes a new tensor is a model's
+        single &= timeline.named(lambda name: name.endswith("_"))[rows]
     lines = timeline.source[rows]
     if not len(facts.at_lines[0]):  # as where a real GPU is recorded: what follows one on the other is a loop
         lines = np.where(_in_rows(timeline, rows, single), ROW, -1)

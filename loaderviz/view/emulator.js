@@ -712,11 +712,10 @@ class Replay {
     this.kernel = Math.max(least, ceilOf(settings.compute, 1, settings.kernels));
     this.schedule = new LoaderSchedule(runtime, settings.workers);
     Object.assign(this, { pinned: new PinnedPool(runtime), pool: new DevicePool(runtime) });
-    this.compute = runtime.default;
-    this.onSide = settings.side_stream && !settings.resident;
+    [this.compute, this.onSide] = [runtime.default, settings.side_stream && !settings.resident];
     this.side = this.onSide ? runtime.stream() : this.compute;
-    this.pins = this.pin && !this.pinned_before;
-    Object.assign(this, { number: 0, holds: null, x: null, ring: [], queue: [], begun: [] });
+    const pins = this.pin && !this.pinned_before;
+    Object.assign(this, { pins, number: 0, holds: null, x: null, ring: [], queue: [], begun: [] });
   }
 
   run(tables) {

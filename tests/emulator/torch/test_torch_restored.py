@@ -259,7 +259,7 @@ NO_FUNCTIONS = """
     _worker_loop _pin_memory_loop _loaderviz_tag _package_registry default_generators default_capture_stream _stance
     _streams _is_in_torch_dispatch_mode _is_in_non_infra_torch_dispatch_mode _tensor_classes avoid_device_init
     _is_in_any_mode_without_ignore_compile_internals device is_cuda is_cpu cuda _has_cudnn _cudart nvmlLib
-    _nvmlGetFunctionPointer_cache default_pg_nccl_timeout _global_shutdown_lock
+    _nvmlGetFunctionPointer_cache default_pg_nccl_timeout _global_shutdown_lock __defaults__
 """
 
 
