@@ -659,7 +659,7 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     if remedy in ("fewer-bytes", "fewer-tensors"):  # the pin thread has less to do then, workers and copies have, too
         gain = facts.gain(facts.length(waits), "the waits for data", *floors[:2])
         copies, what = facts.batch_copies, "the waits for data, and the copies"
-        if gain.ns >= facts.exposed(copies):  # else it is the copies for most of it, which have findings of their own
+        if gain.ns >= 2 * facts.exposed(copies):  # else copies, which have their own findings, take as long
             direct = facts.length(waits) + facts.exposed(copies)
             gain = facts.bound(direct, what, copies, 0, host=facts.copying(copies), supply=False)
     if remedy == "no-warm-up":
