@@ -101,13 +101,11 @@ LOOKS_AT = re.compile(
 # Bytes a ns of one thread: what makes a tensor takes longer, and so what is shorter has made another one. Many threads
 # make a large one sooner: 16 divide 6.3 MB of floats in 86 us. An operator takes so many ns whatever it does
 FASTEST, TOGETHER, CALLED = 30, 100, 10_000
-TRAINS = re.compile(
-    r"aten::\w*(mm|conv|linear|matmul|attention|embedding)|Optimizer\.step#"
-).match  # no line to leave out
-
+_LAYERS = r"\w*(mm|conv|linear|matmul|attention|embedding)"
+TRAINS = re.compile(rf"aten::{_LAYERS}|Optimizer\.step#").match  # no line to leave out
 BACKWARD = re.compile(r"aten::(\w+_)?backward|aten::ones_like$|autograd::engine").match  # begins with the loss' own
-_LAYERS = r"\w*(mm|conv|linear|matmul|attention|embedding)|(forward|backward)$"  # a step without a model has the latter
-LAYER = re.compile(rf"(aten::|autograd::engine::evaluate_function: )({_LAYERS})", re.IGNORECASE).match
+_WHOLE = "(forward|backward)$"  # of a step without a model
+LAYER = re.compile(rf"(aten::|autograd::engine::evaluate_function: )({_LAYERS}|{_WHOLE})", re.IGNORECASE).match
 
 
 @dataclass(frozen=True)
@@ -122,10 +120,10 @@ class Floor:
 class Removal:
     """What a line that is written anew takes away: the host's time `when`, its `calls`, with what they launch.
 
-    `even`: each batch takes as long to fetch as all do on average, `any_order`: as `Evidence.as_ready` says. `shrink`:
-    the share of a batch's bytes that is left,
-    `fetch`: of the time of its fetch, `waits`: of what that waits. `pinned`: what is copied lies in pinned memory then.
-    `joined`: so many tensors of a batch are copied at once. `graphs`: what is left of a step is a CUDA graph.
+    `even`: each batch takes as long to fetch as all do on average, `any_order`: as `Evidence.as_ready` says.
+    `shrink`: the share of a batch's bytes that is left, `fetch`: of the time of its fetch, `waits`: of what that waits.
+    `pinned`: what is copied lies in pinned memory then. `joined`: so many tensors of a batch are copied at once.
+    `graphs`: what is left of a step is a CUDA graph.
     """
 
     when: Intervals

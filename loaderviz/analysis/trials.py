@@ -148,6 +148,7 @@ class Trials:
         fetch, cores, left = facts.fetch, facts.cores or workers, removal.fetch if removal else 1.0
         computes, waits = left * fetch.computes, left * fetch.waits * (removal.waits if removal else 1.0)
         if removal and removal.any_order and self._ends_late(workers):
+            self._refused = "an epoch ends with its slowest batch in any order"
             return None
         if not workers:  # the loop does all of it, one after the other
             return facts.host_floor(either(facts.getting, facts.taking)).ns / facts.steps + computes + waits
@@ -165,7 +166,6 @@ class Trials:
         lasts = (timeline.end - timeline.start)[rows].tolist()
         times = sorted(self.facts.as_ready(dict(zip(timeline.batch[rows].tolist(), lasts, strict=True))).items())
         longest = max(sum(time for _, time in times[place::workers]) for place in range(workers))
-        self._refused = "an epoch ends with its slowest batch in any order"
         return bool(longest * workers > (1 + BAND) * sum(lasts))
 
 

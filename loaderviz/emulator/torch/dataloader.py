@@ -188,7 +188,7 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     before, begun = others_time(), list[Fetched]()
 
     def begin(function: Callable[..., Any], *arguments: Any) -> Any:
-        if measured:
+        if measured and not meter.is_calibrated:
             meter.calibrate()
         with meter:
             result = function(*arguments)
@@ -200,7 +200,7 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
             return create(kind, *arguments)
         iterable = kind == torch_dataloader._DatasetKind.Iterable  # whose `__iter__` is called now
         fetcher = begin(create, kind, *arguments) if iterable else create(kind, *arguments)
-        if measured or not is_priced(fetcher.dataset):
+        if not meter.is_calibrated and (measured or not is_priced(fetcher.dataset)):
             meter.calibrate()
         fetcher.collate_fn = timed(fetcher.collate_fn, meter.sampler)
         fetch = fetcher.fetch

@@ -315,8 +315,9 @@ def install_clock(session: Session, patches: Patches) -> None:
 
 def _install_timers(patches: Patches) -> None:
     """Let those who time code have the clock, which their functions hold since they were defined."""
+    real = timeit.default_timer
     for function in (timeit.timeit, timeit.repeat, timeit.Timer.__init__):
-        given = [time.perf_counter if name == "timer" else each for name, each in _defaults(function)]
+        given = (time.perf_counter if each is real else each for each in function.__defaults__ or ())
         patches.set(function, "__defaults__", tuple(given))
     patches.function(timeit, "default_timer", time.perf_counter)
     if benchmark := sys.modules.get("torch.utils.benchmark"):
@@ -332,12 +333,6 @@ def _install_timers(patches: Patches) -> None:
             if not args:
                 more.setdefault("timer", synchronized)
             begin(self, stmt, setup, start, *args, **more)
-
-
-def _defaults(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names of the parameters that have a default, and these."""
-    parameters = inspect.signature(function).parameters.values()
-    return ((each.name, each.default) for each in parameters if each.default is not inspect.Parameter.empty)
 
 
 def is_virtual(session: Session, caller: Any) -> bool:

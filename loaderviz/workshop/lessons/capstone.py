@@ -43,7 +43,7 @@ from loaderviz.workshop.exercises import (
     shipped,
 )
 from loaderviz.workshop.harness import CheckLoop, Data, FeedConfig, LoaderRun, feed, generator_of
-from loaderviz.workshop.lessons.lesson04 import must_be_shuffled, waits_too_often
+from loaderviz.workshop.lessons.lesson04 import by_batch, must_be_shuffled, waits_too_often
 from loaderviz.workshop.lessons.lesson06 import Files, reading_time, steady, workers_of
 from loaderviz.workshop.loop import gpu_milliseconds, network
 
@@ -189,7 +189,7 @@ def _unflipped(run: LoaderRun) -> list[torch.Tensor]:
         if known_all and abs(share - 0.5) > 0.05:
             fact = say("turned" if number else "turned-first", epoch=number, share=words.share(share))
             raise run.not_yet(fact, say("flip-half"))
-    if known_all and all(abs(flipped.double().mean() - 0.5) > 0.45 for _, flipped in turned):
+    if known_all and by_batch(flipped for _, flipped in turned):
         raise run.not_yet(say("mirrors-by-batch"), say("flip-half"))
     return found
 

@@ -9,7 +9,7 @@ import linecache
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import lru_cache
@@ -143,6 +143,11 @@ def must_be_shuffled(run: LoaderRun, epochs: Sequence[torch.Tensor], size: int, 
         back, again = first.argsort(), former.argsort()
         if torch.equal(back[former], again[rows]) or torch.equal(former[back], rows[again]):
             raise run.not_yet(say("as-before", other=other, one=one), say("shuffle"))
+
+
+def by_batch(mirrored: Iterable[torch.Tensor]) -> bool:
+    """Tell whether of each batch, bool `[B]`, all or none are mirrored, but for a few."""
+    return all(abs(each.double().mean() - 0.5) > 0.45 for each in mirrored)
 
 
 @contextmanager

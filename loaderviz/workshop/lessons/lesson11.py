@@ -26,7 +26,7 @@ from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.exercises import ExerciseError, NotYet, Score, Theirs, check_of, learners_code, say
 from loaderviz.workshop.harness import Batch, BatchWork, CheckLoop, Data, FeedConfig, LoaderRun, feed
 from loaderviz.workshop.lessons.lesson03 import judged_again
-from loaderviz.workshop.lessons.lesson04 import PER_EPOCH, must_be_complete, must_be_shuffled, rows_of
+from loaderviz.workshop.lessons.lesson04 import PER_EPOCH, by_batch, must_be_complete, must_be_shuffled, rows_of
 from loaderviz.workshop.lessons.lesson06 import AT_MOST, FILES_HOST, Files, must_keep_to_cores, stations, workers_of
 
 SIZE, EPOCHS, SHAPE = 64, 2, (3, 96, 96)  # pictures in a batch, epochs, a picture
@@ -208,7 +208,7 @@ def _must_be_augmented(run: LoaderRun) -> None:
     share = mirrored.double().mean().item()
     if not 0.3 < share < 0.7:
         raise run.not_yet(say("mirrors-share", share=words.share(share)), say("mirrors"))
-    if all(abs(flipped.double().mean() - 0.5) > 0.45 for _, flipped in found):
+    if by_batch(flipped for _, flipped in found):
         raise run.not_yet(say("mirrors-by-batch"), say("mirrors"))
     same = (mirrored[0] == mirrored[-1]).double().mean().item()
     if not 0.3 < same < 0.7:
