@@ -115,11 +115,12 @@ class Stopping:
 
     def _swallowed(self, told: Any) -> None:
         """Send the signal again where Python ignores an error: in a finalizer, a callback, a hook of a fork."""
-        if not (self._runs and self.number and isinstance(told.exc_value, KeyboardInterrupt)):
+        here = os.getpid() == self._process
+        if not (self._runs and isinstance(told.exc_value, KeyboardInterrupt) and (self.number or not here)):
             self._unraisable(told)
-        elif os.getpid() == self._process:
+        else:
             self._last = -math.inf
-            send_again(self.number, 0.02)
+            send_again(self.number if here else signal.SIGINT, 0.02)
 
 
 @contextlib.contextmanager

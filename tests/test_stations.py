@@ -152,6 +152,7 @@ def seen_in(function, seconds=1.0):
     return {line: count / lines.total() for line, count in lines.items()}
 
 
+@pytest.mark.this_clock
 def test_work_in_python_is_seen_beside_code_that_lets_go_of_the_interpreter():
     data, packed, summed = os.urandom(20_000), [], []
 

@@ -1,5 +1,7 @@
 """Nothing that was recorded is lost: by a signal, by an output that cannot be written, by an error of the program."""
 
+import contextlib
+import gc
 import gzip
 import json
 import multiprocessing.util
@@ -299,6 +301,31 @@ def test_a_forked_child_has_the_signals_as_they_were():
                 os._exit(5)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
         stopping.end()
+
+
+@POSIX
+def test_an_interrupt_that_python_swallows_in_a_worker_is_sent_again(capfd):
+    """Ctrl-C reaches a worker also while it collects garbage, where Python ignores what a callback raises."""
+
+    def callback(*_):
+        gc.callbacks.remove(callback)
+        signal.raise_signal(signal.SIGINT)
+        sum(range(1000))
+
+    with Stopping() as stopping:
+        stopping.begin()
+        with signals_held():
+            child = os.fork()
+            if not child:
+                gc.callbacks.append(callback)
+                with contextlib.suppress(BaseException):
+                    gc.collect()
+                    time.sleep(10)
+                    os._exit(5)
+                os._exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        stopping.end()
+    assert "ignored" not in capfd.readouterr().err
 
 
 @POSIX

@@ -263,6 +263,7 @@ def test_what_pickling_takes_is_measured_on_a_long_list(monkeypatch):
     assert (host.pickle_per_byte, host.unpickle_per_byte) == (1_000, 2_000)
 
 
+@pytest.mark.this_clock
 def test_a_worker_that_sends_arrays_takes_at_least_what_pickle_takes_alone():
     """A list of 256 arrays, 16 MiB: this machine takes 9 to 12 ms for pickle.dumps alone, whose memory is new."""
     arrays, times = [np.ones(2**16, np.uint8) for _ in range(256)], []
