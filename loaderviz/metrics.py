@@ -1017,20 +1017,18 @@ def _loading(summary: Summary) -> str:
 def _steps(loop: Loop, start: int, end: int, outside: Intervals) -> tuple[int | None, int | None, float | None]:
     """Count the batches handed out in [start, end), and their samples where every range says so; with their step [ns].
 
-    Where no step is marked, the kernels' batches are counted.
+    Where no step is marked, or hardly one since the host had run ahead, the kernels' batches are counted.
     """
     time = end - start - intervals.length(outside)
-    if len(loop.spans):
-        steps = loop.between(start, end)
+    timeline = loop.timeline
+    kernels = on_device(timeline, loop.device) & timeline.where(*KERNELS)
+    numbers = timeline.batch[kernels & (timeline.start >= start) & (timeline.start < end)]
+    batches, samples, step = len(np.unique(numbers[numbers >= 0])), None, None
+    if len(loop.spans) and batches < FEW + 2 * len(steps := loop.between(start, end)):
         told = [samples for step in steps if (samples := loop.samples[step]) is not None]
         batches, samples, step = len(steps), sum(told) if len(told) == len(steps) else None, loop.pace(steps, outside)
         if len(steps) > 1:  # else the window is the step; a loader that copied all of them before holds no whole step
             return batches, samples, step
-    else:
-        timeline = loop.timeline
-        kernels = on_device(timeline, loop.device) & timeline.where(*KERNELS)
-        numbers = timeline.batch[kernels & (timeline.start >= start) & (timeline.start < end)]
-        batches, samples, step = len(np.unique(numbers[numbers >= 0])), None, None
     return batches or None, samples if batches else None, step or _ratio(time, batches)
 
 

@@ -42,7 +42,7 @@ from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, trai
 recall(6)
 
 # %%
-BATCH, STEPS = 1024, 32
+BATCH, STEPS = 512, 32
 GPU = replace(Gpu.preset("laptop"), name="a small GPU", fp32=62 * 10**10, malloc=0, malloc_small=0)
 HOST = replace(Host.preset("laptop"), name="a host with slow memory", memory_bandwidth=12 * 10**9)
 HOST = replace(HOST, page_lock_base=0, page_lock_per_gib=0, crowding=0)
@@ -227,7 +227,7 @@ guess_factor.reveal()
 # ready, but the loop waits: *head-of-line blocking*.
 
 # %%
-late = lesson06.SometimesSlow(*one_by_one.tensors, every=9 * BATCH, seconds=0.012)
+late = lesson06.SometimesSlow(*one_by_one.tensors, every=9 * BATCH, seconds=0.006)
 irregular = {n: feed(late, 2, read_loss=True, collate_fn=as_it_is, prefetch_factor=n) for n in (2, 8)}
 stalls = {n: say(f"irregular, prefetch_factor={n}", timeline) for n, timeline in irregular.items()}
 irregular[2].view()

@@ -1,6 +1,7 @@
 """Lesson 6: what it measures of a pipeline agrees with the closed form, and its data sets do what they say."""
 
 import pickle
+import random
 import time
 from dataclasses import replace
 
@@ -115,3 +116,10 @@ def test_data_sets_can_go_to_a_spawned_worker():
     files = lesson06.Files(torch.zeros(2, 784, dtype=torch.uint8), torch.arange(2))
     slow = lesson06.SometimesSlow(torch.zeros(2, 4), torch.arange(2), every=2, seconds=0.1)
     assert [len(pickle.loads(pickle.dumps(data))) for data in (files, slow)] == [2, 2]
+
+
+def test_a_part_in_which_the_host_had_run_ahead_has_the_batches_of_the_gpu():
+    """The loop hands out one batch there, and waits; the GPU works on twenty."""
+    step, timeline = lesson06.case("compute", 3, random.Random(1)).run(5)
+    summary = lv.summarize(timeline)
+    assert (summary.batches, summary.step) == (lesson06.LAST, step) == (20, 948_596)
