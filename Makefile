@@ -19,7 +19,7 @@ READY_DEV := $(VENV)/.ready-dev
 ROOT_FLAGS := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # With PyTorch's CPU build .venv has 1.4 GB, with the default one for Linux 5.5. `make TORCH_INDEX=URL` chooses another index.
-.PHONY: setup setup-dev timeline test test-all test-spawn test-integrations test-versions mutants check lab bench notebooks book site clean
+.PHONY: setup setup-dev timeline test test-all test-again test-spawn test-integrations test-versions mutants check lab bench notebooks book site clean
 
 setup: $(READY)
 
@@ -59,6 +59,11 @@ test: setup-dev
 
 test-all: setup-dev
 	$(PYTEST)
+
+# What failed last, alone: 3 tests at most, since what a busy machine does is no excuse for more.
+test-again:
+	@$(RUN) -c "import json; failed = json.load(open('.pytest_cache/v/cache/lastfailed')); print(*failed, sep='\n'); exit(not 0 < len(failed) < 4)"
+	$(PYTEST) --numprocesses 0 --last-failed --last-failed-no-failures none
 
 # How workers start on macOS and Windows, and by Python 3.14 on Linux. A spawned worker takes 3 to 4 s of a processor for
 # its imports, so the quick tests alone run with it; the fork server has torch ready, and runs the slow ones, too. Other
