@@ -262,17 +262,19 @@ _AGREE = 100_000, 0.1  # ns, and share of the longer one, by which the ends of o
 def collectives(timeline: Timeline) -> tuple[Ints, Ints]:
     """Return for each span the number of the collective it is part of, and when the last known rank came to that [ns].
 
-    Both are -1 for what is no collective, or was seen of one device alone. Parts of one collective have the same name,
-    overlap, and end together.
+    Both are -1 for what is no collective, or was seen of one device alone. Parts of one collective have the same name
+    and process group, overlap, and end together.
     """
     number, arrival = np.full((2, len(timeline)), -1, np.int64)
     rows = np.flatnonzero(timeline.where(Kind.COMMUNICATION) & (timeline.end > timeline.start))
     devices = device_of(timeline)[rows]
     if len(np.unique(devices)) < 2:
         return number, arrival
-    order = np.lexsort((timeline.end[rows], timeline.name[rows]))
+    members = _process_groups(timeline, rows)
+    alike = timeline.name[rows].astype(np.int64) * (1 + int(members.max())) + members
+    order = np.lexsort((timeline.end[rows], alike))
     rows, devices = rows[order], devices[order]
-    columns = (devices, timeline.name[rows], timeline.start[rows], timeline.end[rows])
+    columns = (devices, alike[order], timeline.start[rows], timeline.end[rows])
     groups, latest = [], [-1]  # of each part its group; of each group, from 1 on, the latest start
     of, first, longest = -1, 0, 0  # the group's name, its first end, its longest part
     seen: set[int] = set()
@@ -288,6 +290,13 @@ def collectives(timeline: Timeline) -> tuple[Ints, Ints]:
     number[rows[several]] = np.array(groups)[several]
     arrival[rows[several]] = np.array(latest)[groups][several]
     return number, arrival
+
+
+def _process_groups(timeline: Timeline, rows: Ints) -> Ints:
+    """Return a number for the process group of each of these collectives, as far as its message tells it."""
+    told, known = {each.correlation: each.group for each in timeline.context.messages}, dict[str, int]()
+    names = (told.get(correlation, "") for correlation in timeline.correlation[rows].tolist())
+    return np.array([known.setdefault(name, len(known)) for name in names], np.int64)
 
 
 def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[Intervals, Intervals] | None:
@@ -311,7 +320,6 @@ def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[I
 BLAME = 0.2  # of all lateness: a rank that causes so much of it is to blame
 WAITED = 0.025  # of the window: what others wait for less than that is not told
 ALIKE = 1.5  # times its fair part of all lateness: if one of those to blame causes less, it takes twice as much waiting
-ALIKE_CLOCK = 0.1  # of how far a clock is ahead; so far the ends of collectives may differ from it
 OFTEN = 0.5  # of what it usually causes where it is late: a step in which a rank causes so much is one more of these
 
 
@@ -326,7 +334,8 @@ class Lateness:
     the window holds, also of what is cut off; 0 if not known.
 
     Columns of one entry for each part of a collective, by collective and arrival: `parts` are their spans, `group`
-    counts the collectives, `device` is whose they are, `blame` is for how long it alone, or its share, held them up.
+    counts the collectives, `unit` the units, `device` is whose they are, `blame` is for how long it alone, or its
+    share, held the others up, while they had nothing to compute.
     """
 
     window: tuple[int, int]
@@ -341,6 +350,7 @@ class Lateness:
     in_turn: bool
     parts: Ints = field(compare=False)
     group: Ints = field(compare=False)
+    unit: Ints = field(compare=False)
     device: Ints = field(compare=False)
     blame: Floats = field(compare=False)
 
@@ -376,12 +386,23 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
     start, end = window_of(timeline, loop.window if window is None else window)
     number, came = collectives(timeline)[0], timeline.start
     parts = np.flatnonzero((number >= 0) & (timeline.end > start) & (came < end))
-    came = came - _clocks(timeline, parts, number, WAITED / 2 * (end - start))
     parts = parts[np.lexsort((came[parts], number[parts]))]
     _, first, group, size = np.unique(number[parts], return_index=True, return_inverse=True, return_counts=True)
-    came, last, device = came[parts], first + size - 1, device_of(timeline)[parts]
+    last = first + size - 1
+    lost = timeline.end[parts] - came[parts] - beside(timeline)[parts]  # of the last one that is the transfer
+    one_sided = [each.correlation for each in timeline.context.messages if each.name in ("send", "recv")]
+    waits = np.maximum(0, lost - lost[last][group])
+    waits *= ~np.isin(timeline.correlation[parts], one_sided)  # the stages of a pipeline wait by their schedule
+    came = came[parts[last]][group] - waits
+    order = np.lexsort((came, group))
+    parts, came = parts[order], came[order]
+    devices, whose = np.unique(device := device_of(timeline)[parts], return_inverse=True)
+    steps, unit = loop.between(start, end), np.arange(len(first))
+    if len(steps) > 1:
+        unit = np.searchsorted(begin_of(timeline, loop.device, loop.spans[steps]), came[last])
+    known, unit = np.unique(unit, return_inverse=True)
     blame = _blame(came, first, group, size)
-    devices, whose = np.unique(device, return_inverse=True)
+    blame = _without_victims(blame, came[last][group] - came, whose, unit[group], _process_groups(timeline, parts))
     caused = np.bincount(whose, blame, len(devices)).round()
     late = np.argsort(-caused, kind="stable")
     late = late[caused[late] >= max(1, round(BLAME * caused.sum()))]
@@ -392,10 +413,6 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
     least = WAITED * (end - start)
     if cost < (1 + alike) * least:
         late, cost = late[:0], int(caused.sum()) * bool(caused.sum() >= 2 * least)
-    steps, unit = loop.between(start, end), np.arange(len(first))
-    if len(steps) > 1:
-        unit = np.searchsorted(begin_of(timeline, loop.device, loop.spans[steps]), came[last])
-    known, unit = np.unique(unit, return_inverse=True)
     held = [np.bincount(unit[group], blame * (whose == each), len(known)) for each in late]
     often = np.reshape([usually(each, (end - start) / len(known)) for each in held], (len(late), len(known)))
     return Lateness(
@@ -411,6 +428,7 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
         bool(2 * often.sum() < (1 + len(late)) * np.count_nonzero(often.any(axis=0))),
         parts,
         group,
+        unit[group],
         device,
         blame,
     )
@@ -427,20 +445,35 @@ def usually(blame: Ints | Floats, step: float) -> Mask:
     return found
 
 
-def _clocks(timeline: Timeline, parts: Ints, number: Ints, least: float) -> Ints:
-    """Return for each span how far its device's clock is ahead [ns]: by so much its collectives end later than others'.
+def _without_victims(blame: Floats, waits: Ints, whose: Ints, unit: Ints, groups: Ints) -> Floats:
+    """Return the blame of each part without that of ranks which, in the same step, wait as long in other groups [ns].
 
-    All end together, but for the clocks. Told is only what is nearly the same in all of them, and `least` ns in sum.
+    Who waits there for a late one comes late here, and holds nobody up.
     """
-    device, first = device_of(timeline), np.full(int(number.max(initial=-1)) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, number[parts], timeline.end[parts])
-    after, off = timeline.end[parts] - first[number[parts]], np.zeros(len(timeline), np.int64)
-    for each in np.unique(device[parts]).tolist():
-        mine = after[device[parts] == each]
-        usual = np.median(mine)
-        if len(mine) * usual >= least and np.median(np.abs(mine - usual)) <= ALIKE_CLOCK * usual:
-            off[device == each] = usual
-    return off
+    if not groups.any():
+        return blame
+    step = whose * (1 + unit.max()) + unit
+    here, part = np.unique(step * (1 + groups.max()) + groups, return_inverse=True)
+    in_group, in_all = np.bincount(part, waits), np.bincount(step, waits)
+    elsewhere, total = in_all[step] - in_group[part], np.bincount(part, blame, len(here))[part]
+    found: Floats = blame * np.maximum(0, 1 - elsewhere / np.maximum(1, total))
+    return found
+
+
+@once
+def beside(timeline: Timeline) -> Ints:
+    """Return for each span of a collective for how long its device computes meanwhile [ns]; 0 for all others.
+
+    A collective waits in a stream of its own, as DDP's do: what its rank computes then is none of the waiting.
+    """
+    found, devices = np.zeros(len(timeline), np.int64), device_of(timeline)
+    rows = np.flatnonzero(timeline.where(Kind.COMMUNICATION))
+    for device in np.unique(devices[rows]).tolist():
+        mine = rows[devices[rows] == device]
+        computes = timeline.where(Kind.COMPUTE) & on_device(timeline, device)
+        busy = intervals.union(timeline.start[computes], timeline.end[computes])
+        found[mine] = intervals.covered_within(busy, timeline.start[mine], timeline.end[mine])
+    return found
 
 
 def _blame(came: Ints, first: Ints, group: Ints, size: Ints) -> Floats:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderviz import intervals
-from loaderviz.analysis.ranks import CAUSES, RankTable, Times, common_ends, table_of
+from loaderviz.analysis.ranks import CAUSES, RankTable, Times, since_when, table_of
 from loaderviz.metrics import Loop, begin_of, choose_device, device_of, lateness, window_of
 from loaderviz.timeline import Context, Ints, Kind, Message, Timeline, TimelineBuilder
-from loaderviz.traces import TraceError, attempted, check_executor, made_of, read, told_of, tried
+from loaderviz.traces import TraceError, attempted, check_executor, clocks, made_of, read, told_of, tried
 from loaderviz.traces.places import found
 from loaderviz.traces.steps import checked_part
 
@@ -52,6 +52,11 @@ class RankNumbers:
     steps: Ints
     count: float
     messages: tuple[Message | None, ...]
+
+    def earlier(self, time: int) -> RankNumbers:
+        """Return them by a clock that is so many ns behind."""
+        start, end = (edge - time for edge in self.window)
+        return replace(self, window=(start, end), moments=self.moments - time, steps=self.steps - time)
 
 
 def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = None) -> RankTable:
@@ -123,6 +128,10 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     every.sort(key=lambda each: (each.rank is None, each.rank or 0))  # as `read` does
     labels = [each.label for each in every]
     names = [each.label if labels.count(each.label) == 1 else "" for each in every]
+    apart = (each.moments[2:][len(each.names) :] for each in every)
+    kinds = (clocks.kinds(each.names, each.messages) for each in every)
+    off = clocks.ahead(list(zip(kinds, apart, strict=True)))
+    every = [each.earlier(behind) for each, behind in zip(every, off, strict=True)]
     together, first = all(each.unix for each in every), min(each.window[0] for each in every)
     builder, zeros = TimelineBuilder(Context(", ".join(dict.fromkeys(each.device for each in every)))), list[int]()
     messages = list[Message]()
@@ -142,15 +151,19 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     busiest = max(range(len(every)), key=lambda at: sum(every[at].did[:2]))
     start, end = (edge - zeros[busiest] for edge in every[busiest].window)
     timeline = builder.build()
+    for number, each in enumerate(every):
+        mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == number)
+        computed = np.split(each.done[2:, 0], 2)
+        timeline.results.setdefault("beside", np.zeros(len(timeline), np.int64))[mine] = computed[1] - computed[0]
     late = replace(lateness(timeline, (start, end), busiest), steps=every[busiest].count)
     spent = np.zeros((len(late.parts), len(CAUSES)), np.int64)
     for number, each in enumerate(every):
         mine = late.device == number
         came, order = timeline.start[late.parts[mine]], np.argsort(each.moments, kind="stable")
-        since = common_ends(start, came, timeline.end[late.parts[mine]])
-        for cause, done in enumerate(each.done[order].T):
+        since = since_when(start, came, timeline.end[late.parts[mine]])
+        for cause, (done, begins) in enumerate(zip(each.done[order].T, since, strict=True)):
             known, until = (
-                np.interp(at, each.moments[order] - zeros[number], done) for at in (since, np.maximum(came, start))
+                np.interp(at, each.moments[order] - zeros[number], done) for at in (begins, np.maximum(came, start))
             )
             spent[mine, cause] = (until - known).round()
     seen = {number: each.seen for number, each in enumerate(every)}

@@ -401,32 +401,39 @@ def collectives_of(timeline: Timeline, found: Lateness) -> tuple[Collective, ...
 
 def spent_before(times: Times, device: int, came: Ints, ended: Ints) -> Ints:
     """Return for how long a rank did each of `CAUSES` before each of its collectives [ns]: a column for each."""
-    since = common_ends(times.begin(device), came, ended)
-    return np.stack([intervals.covered_within(part, since, came) for part in times.parted(device)], axis=1)
+    since = since_when(times.begin(device), came, ended)
+    parts = zip(times.parted(device), since, strict=True)
+    return np.stack([intervals.covered_within(part, start, came) for part, start in parts], axis=1)
 
 
-def common_ends(begin: int, came: Ints, ended: Ints) -> Ints:
-    """Return the end of the collective before, which all ranks have in common, for each that a rank came to [ns]."""
-    ends = np.r_[begin, np.sort(ended)]
-    since: Ints = ends[np.searchsorted(ends[1:], came, side="right")]
-    return since
+def since_when(begin: int, came: Ints, ended: Ints) -> list[Ints]:
+    """Return from when on each of `CAUSES` counts before a collective that a rank came to [ns].
+
+    That is the end of the collective before, which all ranks have in common. Kernels count from when the rank came to
+    that one: what those who wait in it compute meanwhile, the late one computes after it.
+    """
+    ends, starts = np.r_[begin, np.sort(ended)], np.r_[begin, np.sort(came)]
+    since = ends[np.searchsorted(ends[1:], came, side="right")]
+    return [starts[np.searchsorted(starts[1:], came)], *[since] * (len(CAUSES) - 1)]
 
 
 def _why(found: Lateness, spent: Ints, device: int, host_is_seen: bool) -> tuple[str, int]:
-    """Return why a device is late, as a key of `CAUSES`, and by how many ns that is longer than in the others."""
-    mine, count = found.device == device, int(found.group.max()) + 1
-    fair = ~np.isin(found.device, found.late)
-    lonely = np.bincount(found.group, fair, count) == 0
-    fair |= lonely[found.group] & ~mine
-    step = (found.window[1] - found.window[0]) / found.units
-    here = np.flatnonzero(mine)[usually(found.blame[mine], step)]
-    others = [np.bincount(found.group, spent[:, n] * fair, count) for n in range(len(CAUSES))]
-    usual = (others / np.maximum(1, np.bincount(found.group, fair, count)))[:, found.group[here]]
-    more = spent[here].sum(axis=0) - usual.sum(axis=1)
+    """Return why a device is late, as a key of `CAUSES`, and by how many ns that is longer than in the others.
+
+    Compared is all that they do in the steps in which it is late, between collectives of whichever groups.
+    """
+    unit = found.unit if found.steps else np.zeros_like(found.unit)
+    devices, whose = np.unique(found.device, return_inverse=True)
+    did = np.zeros((len(devices), int(unit.max()) + 1, len(CAUSES)))
+    np.add.at(did, (whose, unit), spent)
+    held = np.bincount(unit, found.blame * (found.device == device))
+    late = usually(held, (found.window[1] - found.window[0]) / len(held))
+    fair = ~np.isin(devices, found.late) if len(found.late) < len(devices) else devices != device
+    more = (did[devices == device][0] - did[fair].mean(axis=0))[late].sum(axis=0)
     best = int(more.argmax())
     name = list(CAUSES)[best]
     known = name != "works" or host_is_seen  # a GPU without work has a host that is late, if one is seen
-    return (name, round(more[best])) if known and more[best] >= CAUSE * found.blame[here].sum() else ("", 0)
+    return (name, round(more[best])) if known and more[best] >= CAUSE * held[late].sum() else ("", 0)
 
 
 def drawn(timeline: Timeline) -> Timeline:

@@ -40,7 +40,7 @@ from loaderviz.timeline import (
     gathered,
     grouped,
 )
-from loaderviz.traces import steps
+from loaderviz.traces import clocks, steps
 from loaderviz.traces.kineto import RawTrace, Rows
 from loaderviz.vendors import BLIT_DIRECTIONS, ON_DEVICE, Api, Role, calls_of, is_blit, kind_of
 
@@ -76,9 +76,14 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
     twice = [(name, many) for name, many in Counter(filter(None, told)).items() if many > 1]
     parts = [_part(*each) for each in zip(traces, labels, apart, strict=True)]
     together = all(trace.unix for trace in traces)
+    off = clocks.ahead([_collectives(*each) for each in zip(traces, parts, strict=True)]) if several else [0]
+    for part, behind in zip(parts, off, strict=True):
+        part.rows["start"] -= behind
+        part.rows["end"] -= behind
     begins = [int(part.rows["start"][0]) if len(part.rows["start"]) else 0 for part in parts]
     origin = min((begin for begin in begins if begin), default=0)
     notes = [] if together or not several else ["the files do not tell their clocks' base: each rank begins at time 0"]
+    notes += clocks.told(off, labels)
     for number, part in enumerate(parts):
         own = origin if together else begins[number]
         part.rows["start"] -= own
@@ -114,6 +119,15 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
         looks=() if several else tuple(parts[0].looks),
     )
     return replace(_merged(parts), context=context).self_check()
+
+
+def _collectives(trace: RawTrace, part: _Part) -> clocks.Collectives:
+    """Return of which kind each collective of a rank is, and when it ended."""
+    rows = part.rows
+    mine = np.flatnonzero((rows["kind"] == Kind.COMMUNICATION) & (rows["end"] > rows["start"]))
+    messages = {message.correlation: message for message in trace.messages}
+    names = (part.names[name] for name in rows["name"][mine].tolist())
+    return clocks.kinds(names, map(messages.get, rows["correlation"][mine].tolist())), rows["end"][mine]
 
 
 def _of_ranks(notes: Sequence[list[str]], labels: Sequence[str]) -> list[str]:
