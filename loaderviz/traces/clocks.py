@@ -14,7 +14,7 @@ import numpy as np
 from loaderviz import words
 from loaderviz.timeline import Ints, Message, gathered
 
-AHEAD = 5_000  # ns: ends differ as much where clocks agree
+AHEAD = 10_000  # ns: ends differ by some 5,000 where clocks agree, on eight H100s of one host
 APART = 20_000  # ns: if ends, less one offset, differ by more in the median, they are not of the same collectives
 MOST, NAMED = 128, 4  # collectives that are compared; ranks that are named
 _TOGETHER = re.compile("all.?reduce|all.?gather|reduce.?scatter|all.?to.?all", re.I)  # no rank is done before others
@@ -86,6 +86,6 @@ def _offset(ends: Ints, others: Ints) -> int:
         if fits[0][0] <= APART and abs(fits[0][1]) < AHEAD:
             return 0
     best = min(fits)[0]
-    alike = [off for apart, off in fits if apart <= 2 * best + AHEAD / 10]
+    alike = [off for apart, off in fits if apart <= 2 * best + APART / 40]
     nearest = min((abs(off), off) for off in alike)[1]
     return round(nearest) if best <= APART else 0
