@@ -24,6 +24,7 @@ import pytest
 import loaderviz as lv
 from loaderviz import cli
 from loaderviz.analysis import calibration
+from loaderviz.emulator.host import processor_time
 from loaderviz.emulator.torch import dataloader
 from loaderviz.errors import LoadervizError, NotWritableError
 from loaderviz.files import writable, write
@@ -325,6 +326,26 @@ def test_an_interrupt_that_python_swallows_in_a_worker_is_sent_again(capfd):
                 os._exit(7)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         stopping.end()
+    assert "ignored" not in capfd.readouterr().err
+
+
+@POSIX
+def test_an_interrupt_in_a_collection_of_garbage_is_heard_after_it(capfd):
+    """Also in a recording that no command watches over: our callback of the collector runs no bytecode."""
+    before, heap = signal.signal(signal.SIGALRM, signal.default_int_handler), [[number] for number in range(1_000_000)]
+    processor_time.watch()
+    try:
+        for _ in range(5):
+            with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.005)  # a collection takes 70 ms
+                gc.collect()
+                sum(range(len(heap)))
+            start, own = time.thread_time_ns(), processor_time()
+            gc.collect()
+            assert 0 <= processor_time() - own < (time.thread_time_ns() - start) / 4
+    finally:
+        processor_time.watch(False)
+        signal.signal(signal.SIGALRM, before)
     assert "ignored" not in capfd.readouterr().err
 
 

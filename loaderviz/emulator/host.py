@@ -17,13 +17,15 @@ import os
 import sys
 import threading
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import FileIO
+from itertools import repeat
 from time import perf_counter_ns, process_time_ns
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import WeakSet
 
 from loaderviz.batches import HAND_OUT, loading_lane
@@ -88,9 +90,14 @@ class ProcessorTime(threading.local):
 
     _since = _collecting = 0
     _fine = False
+    _noted: ClassVar[deque[tuple[int, int, bool]]] = deque()  # thread, its time, and whether a collection begins
+    _elsewhere: ClassVar[defaultdict[int, list[tuple[int, bool]]]] = defaultdict(list)  # the same, of other threads
+    _callback: ClassVar[list[Any]] = []  # that of Python's collector, while this watches
 
     def __call__(self) -> int:
         """Return the time, from an arbitrary begin."""
+        while self._noted or threading.get_ident() in self._elsewhere:  # to leave one out may begin another one
+            self._leave_out()
         return (fine_time_ns() if self._fine else thread_time_ns()) - self._collecting
 
     @contextmanager
@@ -104,14 +111,35 @@ class ProcessorTime(threading.local):
 
     def watch(self, on: bool = True) -> None:
         """Begin, or end, to leave collections out; a second call changes nothing."""
-        if on != (self._noting in gc.callbacks):
-            (gc.callbacks.append if on else gc.callbacks.remove)(self._noting)
+        if on and not self._callback:
+            self._callback.append(self._noting())
+            gc.callbacks.extend(self._callback)
+        elif not on and self._callback:
+            gc.callbacks.remove(self._callback.pop())
 
-    def _noting(self, phase: str, _: object) -> None:
-        if phase == "start":
-            self._since = thread_time_ns()
-        else:
-            self._collecting += thread_time_ns() - self._since
+    def _noting(self) -> Callable[..., Any]:
+        """Return a callback for Python's collector that is C alone: in Python's bytecode a signal is handled.
+
+        What its handler raises, such as KeyboardInterrupt, Python would print and forget. The collector calls
+        `getattr(notes, "start", ...)`, and a property looks for what `notes` is missing in a dict, which makes it.
+        """
+
+        def noting(begins: bool) -> property:
+            now = zip(iter(threading.get_ident, None), iter(thread_time_ns, None), repeat(begins))
+            return property(defaultdict(partial(next, map(self._noted.append, now))).__missing__)
+
+        notes = type("Notes", (), {"start": noting(True), "stop": noting(False)})()
+        return partial(getattr, notes)
+
+    def _leave_out(self) -> None:
+        me = threading.get_ident()
+        for _ in range(len(self._noted)):
+            thread, time, begins = self._noted.popleft()
+            self._elsewhere[thread].append((time, begins))
+        for time, begins in self._elsewhere.pop(me, ()):
+            if not begins and self._since:
+                self._collecting += time - self._since
+            self._since = time if begins else 0
 
 
 processor_time = ProcessorTime()
