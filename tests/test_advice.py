@@ -2625,6 +2625,25 @@ def test_what_is_done_to_each_parameter_or_gradient_is_told_torchs_call_for_all_
     assert 0.85 * most < found.expected_gain.predicted < most < 1.02 * found.expected_gain.per_step
 
 
+def test_the_line_of_other_work_is_the_programs_although_numpy_calls_torch(tmp_path):
+    np.arange(100_000, dtype=np.uint16).tofile(path := tmp_path / "words.bin")
+    told = np.memmap(path, np.uint16, "r")
+
+    def step(net, x, whole):
+        places = torch.randint(90_000, (256,))
+        x = torch.stack([torch.from_numpy(told[each : each + 32].astype(np.float32)) for each in whole(places)])
+        backward(net, x.to("cuda", non_blocking=True))
+
+    before, after = (
+        trained(lambda net, x, whole=whole: step(net, x, whole), DataLoader(rows_of(), 256), layers=2)
+        for whole in (iter, torch.Tensor.tolist)
+    )
+    found = lv.advise(before)[0]
+    assert found.evidence.startswith(f"test_advice.py:{step.__code__.co_firstlineno + 2} takes")
+    assert "one-by-one" not in gains(before)  # what it does is on the host, and nothing is launched
+    kept(found, before, after)
+
+
 def test_what_a_model_computes_again_and_again_before_the_backward_pass_is_no_loop_over_tensors():
     def step(net, x):
         scale = x.mean()

@@ -1304,7 +1304,7 @@ def other_work_in_loop(facts: Evidence) -> Finding | None:
         f"# do what stands in {place} less often, or in another thread or process",
         gain,
         subject=Subject(time="idle"),
-        removal=facts.removal(when, mine),
+        removal=facts.removal(when if is_seen else within, mine),
     )
 
 
@@ -1362,7 +1362,7 @@ def _singly(facts: Evidence, optimizing: Mask) -> tuple[Ints, int]:
     rows = np.flatnonzero(facts.loop & timeline.where(Kind.OPERATOR) & ~optimizing)
     rows = rows[intervals.outermost(timeline.start[rows], timeline.end[rows], facts.start)]
     rows = rows[(timeline.start[rows] < facts.end) & ~timeline.named("aten::detach".__eq__)[rows]]
-    rows = rows[~_before_backward(facts, rows)]
+    rows = rows[~_before_backward(facts, rows) & facts.launches(rows)]
     inside = intervals.covers(facts.covered(optimizing), timeline.start[rows])
     single = timeline.named(ONE_BY_ONE.__contains__)[rows]
     if not (optimizing | timeline.named(BACKWARD)).any():  # nothing is trained: what makes a new tensor is a model's
@@ -1412,8 +1412,7 @@ def _again(facts: Evidence, optimizing: Mask) -> tuple[Ints, int]:
     apart = facts.loop & (timeline.where(Kind.WAIT) | facts.does(Api.SYNCHRONIZE | Api.COPY) | facts.handing_out)
     apart |= facts.loop & (facts.fetching | optimizing)
     rows = rows[~layers[rows] & ~intervals.covers(facts.covered(optimizing), timeline.start[rows])]
-    launches = np.sort(timeline.start[facts.calls(facts.mask(*KERNELS))])
-    rows = rows[np.diff(np.searchsorted(launches, [timeline.start[rows], timeline.end[rows]]), axis=0)[0] > 0]
+    rows = rows[facts.launches(rows)]
     run = np.searchsorted(np.sort(timeline.start[apart | facts.program & layers]), timeline.start[rows])
     _, which = np.unique(np.c_[timeline.lane[rows], run], axis=0, return_inverse=True)
     kinds = np.unique(np.c_[which.ravel(), source[rows], timeline.name[rows]], axis=0)[:, 0]

@@ -786,10 +786,16 @@ class Evidence:
     @cached_property
     def launch_time(self) -> int:
         """What an operator takes of the host that launches work, without its waits: the median [ns]."""
-        starts = np.sort(self.first[self.calls(self.mask(*KERNELS))])
-        mine = self.loop & self.timeline.where(Kind.OPERATOR)
-        mine &= np.searchsorted(starts, self.last) > np.searchsorted(starts, self.first)
-        return self.own_time(mine, self.loop)
+        rows = np.flatnonzero(self.loop & self.timeline.where(Kind.OPERATOR))
+        return self.own_time(self.timeline.places(rows[self.launches(rows)]), self.loop)
+
+    def launches(self, rows: Ints) -> Mask:
+        """Tell in which of these spans of the host a kernel is launched."""
+        starts = np.sort(self.timeline.start[self.calls(self.mask(*KERNELS))])
+        found: Mask = np.searchsorted(starts, self.timeline.end[rows]) > np.searchsorted(
+            starts, self.timeline.start[rows]
+        )
+        return found
 
     def own_time(self, spans: Mask, threads: Mask) -> int:
         """How long these spans of the host take without the waits of these threads, the median [ns]; 0 for none."""
@@ -1079,13 +1085,15 @@ class Evidence:
     def other_work(self) -> OtherWork:
         """What takes the GPU's idle time besides training: no line that launches kernels, waits for them, or loads."""
         timeline = self.timeline
-        busy = self.covered(self.converted[1] | self.on_host[0] | self.loop & timeline.where(Kind.WAIT))
-        busy = either(self.getting, busy)
-        calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | on_workers(timeline)
-        free = intervals.subtract(self.idle, either(busy, self.covered(self.loop & calls)))
-        line, when = self._other_line(free)
-        if line >= 0:
-            return OtherWork(timeline.lines[timeline.sources[line]], when, when, self.loop & (timeline.source == line))
+        calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | on_workers(timeline) | timeline.where(Kind.WAIT)
+        busy = either(self.getting, self.covered(self.loop & calls))
+        told = self.covered(self.converted[1] | self.on_host[0])  # in findings of their own
+        free = intervals.subtract(self.idle, either(busy, told))
+        if (line := self._other_line(free)) >= 0:
+            mine = timeline.source == line
+            whole = intervals.subtract(self.in_lines(mine), busy)
+            when = intervals.intersect(whole, self.idle)
+            return OtherWork(timeline.lines[timeline.sources[line]], when, whole, self.loop & mine)
         gaps = intervals.subtract(free, self.covered(self.loop & timeline.where(Kind.OPERATOR, Kind.API)))
         gaps = NONE if len(self.at_lines[0]) else gaps[gaps[:, 1] - gaps[:, 0] > OTHER]
         return OtherWork(*self._seen_in(gaps), gaps, np.zeros(len(timeline), bool), seen=True)
@@ -1103,11 +1111,11 @@ class Evidence:
         place, when = max(found, key=lambda each: intervals.length(each[1]), default=("", NONE))
         return (place, when) if intervals.length(when) > LOOKED * self.window else ("", NONE)
 
-    def _other_line(self, free: Intervals) -> tuple[int, Intervals]:
-        """The number of the line that takes most of this time, and when; (-1, nothing) where there is none."""
+    def _other_line(self, free: Intervals) -> int:
+        """The number of the line that takes most of this time; -1 where there is none."""
         timeline, (rows, until) = self.timeline, self.at_lines
         if not (len(rows) and len(free)):
-            return -1, NONE
+            return -1
         times = np.bincount(
             timeline.source[rows],
             intervals.covered_within(free, timeline.start[rows], until),
@@ -1122,9 +1130,7 @@ class Evidence:
         loads = self.fetching | self.loop & self.handing_out | copying
         times[timeline.source[loads & (timeline.source >= 0)]] = 0  # the loop's own line, and one that only copies
         line = int(times.argmax())
-        if times[line] < OTHER_SHARE * self.window:
-            return -1, NONE
-        return line, intervals.intersect(self.in_lines(timeline.source == line), free)
+        return line if times[line] >= OTHER_SHARE * self.window else -1
 
     @cached_property
     def explained(self) -> Intervals:
