@@ -2644,6 +2644,23 @@ def test_the_line_of_other_work_is_the_programs_although_numpy_calls_torch(tmp_p
     kept(found, before, after)
 
 
+def test_a_validation_in_each_step_is_told_with_its_line_and_what_it_takes():
+    def step(net, x, evaluates):
+        backward(net, x)
+        for part in x.split(64) if evaluates else ():
+            with torch.no_grad():
+                net(part)
+
+    before, after = (
+        trained(lambda net, x, evaluates=evaluates: step(net, x, evaluates), DataLoader(rows_of(), 256), layers=2)
+        for evaluates in (True, False)
+    )
+    found = finding_of(before, "between-epochs")
+    assert f"called in test_advice.py:{step.__code__.co_firstlineno + 4}, and no gradient" in found.evidence
+    kept(found, before, after)
+    assert "between-epochs" not in gains(after)
+
+
 def test_what_a_model_computes_again_and_again_before_the_backward_pass_is_no_loop_over_tensors():
     def step(net, x):
         scale = x.mean()

@@ -1187,6 +1187,30 @@ def between_epochs(facts: Evidence) -> Finding | None:
     )
 
 
+def evaluates_each_step(facts: Evidence) -> Finding | None:
+    """Layers that are computed after the training of each step, for no gradient: a validation, or a sample."""
+    when, first = facts.evaluating
+    if not len(when) or facts.unseen:
+        return None
+    timeline = facts.timeline
+    calls = facts.program & intervals.covers(when, timeline.start) & ~timeline.where(Kind.RANGE)
+    work, count = facts.here & facts.launched(calls), words.count(len(first), "step")
+    direct = intervals.length(either(when, facts.covered(work)))
+    gain = facts.bound(direct, "what host and device do for it", work, 0, host=when, supply=False)
+    if not facts.here.any():  # what is left out takes no time
+        gain = replace(gain, predicted=facts.per_step(direct))
+    line, device = line_of(facts, int(first[0])), f"; the device works {duration(facts, facts.length(work))} for it"
+    return Finding(
+        "between-epochs",
+        f"in {count} the loop computes layers after the backward pass{line}, and no gradient follows from them, as in "
+        f"a validation: {duration(facts, intervals.length(when))} of the host{device if work.any() else ''}",
+        "# do it less often: in every 100th step, or once in an epoch",
+        gain,
+        subject=Subject(time="idle"),
+        removal=facts.removal(when, calls),
+    )
+
+
 def outlier_fetch(facts: Evidence) -> Finding | None:
     """A fetch that takes far longer than all others: it says nothing about a step, and none is charged for it."""
     timeline, far = facts.timeline, facts.marked.outliers(facts.start, facts.end)
@@ -1839,6 +1863,7 @@ FINDINGS = (
     communication_exposed,
     late_rank,
     between_epochs,
+    evaluates_each_step,
     other_work_in_loop,
     one_by_one,
     host_bound,

@@ -1082,6 +1082,28 @@ class Evidence:
         return calls & bool(goes_on and not (self.loop & self.does(Api.FREE)).any())
 
     @cached_property
+    def evaluating(self) -> tuple[Intervals, Ints]:
+        """When the loop computes layers after the training of a step, in most of the steps, and the first of each."""
+        timeline, edges = self.timeline, self.timeline.start[self.marks]
+        trains = self.program & timeline.named(lambda name: bool(BACKWARD(name) or OPTIMIZER_STEP.match(name)))
+        trains |= self.program & (timeline.source >= 0) & np.isin(timeline.source, timeline.source[trains])
+        operators = np.flatnonzero(self.loop & timeline.where(Kind.OPERATOR))
+        trained, until = np.zeros((2, len(edges) + 1), np.int64)
+        np.maximum.at(trained, np.searchsorted(edges, timeline.start[trains], side="right"), timeline.end[trains])
+        step = np.searchsorted(edges, timeline.start[operators], side="right")
+        after = (trained[step] > 0) & (timeline.start[operators] >= trained[step]) & (step > 0)
+        rows, step = operators[after], step[after]
+        layers = timeline.named(LAYER)[rows]
+        evaluated, first = np.unique(step[layers], return_index=True)
+        if 2 * len(evaluated) < max(1, len(edges)):
+            return NONE, NO_ROWS
+        lines = timeline.source[rows[layers]]
+        mine = np.isin(timeline.source[rows], lines) if (lines >= 0).all() else np.isin(step, evaluated)
+        np.maximum.at(until, step[mine], timeline.end[rows[mine]])
+        when = intervals.union(timeline.start[rows[layers][first]], until[evaluated])
+        return intervals.subtract(intervals.intersect(when, self.judged), self.getting), rows[layers][first]
+
+    @cached_property
     def other_work(self) -> OtherWork:
         """What takes the GPU's idle time besides training: no line that launches kernels, waits for them, or loads."""
         timeline = self.timeline
@@ -1139,6 +1161,7 @@ class Evidence:
         Nor is a gap before work that was launched when it began, as between the kernels of a CUDA graph.
         """
         other = either(self.covered(self.on_host[0] | self.loop & self.does(Api.MEMORY)), self.other_work.when)
+        other = either(other, self.evaluating[0])
         rows = np.flatnonzero(self.here & (self.launched_by >= 0))
         if not (len(rows) and len(self.idle)):
             return other
