@@ -752,7 +752,7 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
     time, making = intervals.length(taking), round(fetch * (facts.steps or 0))
     if not (number and making) or facts.unlike_loaders:  # which one's it is, is not known then
         return None
-    if time <= making:
+    if time - facts.taking_late <= making:
         return _received(facts, time)
     gain = facts.gain(time, "what the loop waits for workers, and takes from them", facts.device_floor())
     return Finding(
@@ -1240,8 +1240,7 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
     drawing = facts.length(facts.loop & facts.handing_out) - intervals.length(facts.taking)
     other = facts.summary.breakdown.get("idle: other", 0) + drawing
     other = min(other, round((facts.summary.step or window) * facts.steps))
-    whole = max(1, facts.timeline.duration - facts.length(facts.loop & facts.timeline.where(Kind.WAIT)))
-    other = round(other * max(0.0, 1 - facts.timeline.context.usage.get("loop lacked", 0) / whole))  # no core for it
+    other = round(other * (1 - facts.hindered))
     time = min(other, looks)
     if time < IN_LINE * window:
         return None

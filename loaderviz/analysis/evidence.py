@@ -691,6 +691,17 @@ class Evidence:
         waits = self.covered(self.loop & self.timeline.where(Kind.WAIT))
         return intervals.subtract(given, intervals.subtract(self._seen, waits))
 
+    @property
+    def hindered(self) -> float:
+        """The share (0..1) of what the loop's thread does, its waits left out, in which it had no core."""
+        works = self.timeline.duration - self.length(self.loop & self.timeline.where(Kind.WAIT))
+        return min(1.0, self.timeline.context.usage.get("loop lacked", 0) / max(1, works))
+
+    @property
+    def taking_late(self) -> float:
+        """For how many ns of taking batches a core is lacking, as it would be without workers."""
+        return self.hindered * intervals.length(either(self.taking, self.getting))
+
     @cached_property
     def beginning(self) -> Intervals:
         """From when the loop starts workers until one of them fetches."""

@@ -151,7 +151,8 @@ class Trials:
             self._refused = "an epoch ends with its slowest batch in any order"
             return None
         if not workers:  # the loop does all of it, one after the other
-            return facts.host_floor(either(facts.getting, facts.taking)).ns / facts.steps + computes + waits
+            own = facts.host_floor(either(facts.getting, facts.taking)).ns + facts.taking_late
+            return own / facts.steps + computes + waits
         own = facts.host_floor(facts.getting).ns / facts.steps
         if not facts.lanes_of("worker"):  # a replay would send each batch from one process to another, too
             sends, receives = crossing(facts)
