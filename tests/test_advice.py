@@ -1374,18 +1374,31 @@ def test_other_work_is_where_the_loop_was_seen_in_its_steps():
     assert lv.advise(on_the_cpu([*before, (107, 1, "train.py:20")]))[0].kind != "other-work-in-loop"  # once, for 1 ms
 
 
-@pytest.mark.parametrize(("fetch", "kinds"), [(300, ["no-gpu-work"]), (1_500, ["fetch-in-loop"])])
-def test_on_the_cpu_a_worker_has_to_send_its_batches_too(fetch, kinds):
-    """That takes the loop 166 us more: of a fetch of 300 us in a step of 5 ms less than 3 % is left to gain."""
+def fetching_on_the_cpu(fetch):
+    """Twenty steps of 5 ms, each of which begins with a fetch [us]."""
     spans = []
     for n in range(20):
         now, batch = n * 5_000 * US, {"batch": n}
         spans += [("main", now, now + 5_000 * US, Kind.RANGE, {"name": f"batch {n}: 8 samples", **batch})]
         spans += [("main", now, now + fetch * US, Kind.FETCH, {"name": f"fetch batch {n}", "nbytes": 4096, **batch})]
         spans += [("main", now + fetch * US, now + 5_000 * US, Kind.OPERATOR, {"name": "aten::mm", **batch})]
-    advice = lv.advise(factory.made(*spans, cores=4))
+    return factory.made(*spans, cores=4)
+
+
+@pytest.mark.parametrize(("fetch", "kinds"), [(300, ["no-gpu-work"]), (1_500, ["fetch-in-loop"])])
+def test_on_the_cpu_a_worker_has_to_send_its_batches_too(fetch, kinds):
+    """That takes the loop 166 us more: of a fetch of 300 us in a step of 5 ms less than 3 % is left to gain."""
+    advice = lv.advise(fetching_on_the_cpu(fetch))
     assert [finding.kind for finding in advice] == kinds
     assert advice[0].expected_gain.predicted == (pytest.approx(1_250 * US, rel=0.02) if fetch > 300 else None)
+
+
+@pytest.mark.parametrize(("lacked", "helps"), [(0.2, True), (0.3, False)])
+def test_no_worker_is_advised_where_the_loop_lacks_a_core_for_longer_than_a_worker_would_save(lacked, helps):
+    timeline = fetching_on_the_cpu(1_500)  # a worker saves a quarter
+    advice = lv.advise(used(timeline, 4, **{"loop lacked": round(lacked * timeline.duration)}))
+    found = next(finding for finding in advice if finding.kind == "fetch-in-loop")
+    assert (found.expected_gain.predicted is not None) is ("num_workers=1" in found.change) is helps
 
 
 def test_what_a_line_calls_of_torch_is_gone_with_it():

@@ -88,7 +88,8 @@ class Trials:
         if not (before and now and steps) or after is None:
             return _not_replayed(finding, self._refused or self.why_not or "the timeline shows no steps")
         saved = now * (1 - after / before)  # both replays may be off by the same part
-        if saved < NO_USE * now:
+        lacking = self.facts.hindered if finding.parameters.get("workers") else 0  # cores, as workers would lack them
+        if saved < max(NO_USE, lacking) * now:
             return None
         kept = self.facts.mask(*KERNELS)
         if removal:
