@@ -2674,6 +2674,24 @@ def test_a_validation_in_each_step_is_told_with_its_line_and_what_it_takes():
     assert "between-epochs" not in gains(after)
 
 
+def test_data_on_the_gpu_gains_no_more_than_its_bound_where_the_loop_pins():
+    data = torch.rand(640, 4096)
+
+    def train(resident):
+        with lv.record(on="a100", host="workstation") as recording:
+            net = torch.nn.Linear(4096, 16).cuda()
+            optimizer, held = torch.optim.SGD(net.parameters(), 0.1), data.cuda() if resident else data
+            for x in held.split(32) if resident else DataLoader(TensorDataset(data), 32):
+                backward(net, x if resident else x[0].pin_memory().cuda(non_blocking=True))
+                optimizer.step(), optimizer.zero_grad()
+        return recording.timeline
+
+    before, after = train(False), train(True)
+    gained = lv.summarize(before).step - lv.summarize(after).step
+    gain = finding_of(before, "resident").expected_gain
+    assert gain.predicted <= gain.per_step < 1.05 * gained and gained <= 1.001 * gain.per_step  # but for rounding
+
+
 def test_what_a_model_computes_again_and_again_before_the_backward_pass_is_no_loop_over_tensors():
     def step(net, x):
         scale = x.mean()

@@ -415,7 +415,9 @@ def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
     ahead = either(facts.fetched, facts.copying(pageable))
     hidden = facts.device_floor(copies, _if_pinned(facts, pageable)[0] if pageable.any() else 1.0, apart=True)
     best = max(hidden.ns, facts.host_floor(ahead).ns)
-    loading = facts.loading(copies)
+    loading = either(facts.loading(copies), facts.covered(facts.loop & facts.does(Api.EVENT)))  # of pinned copies
+    between = np.c_[loading[:-1, 1], loading[1:, 0]]
+    loading = either(loading, between[between[:, 1] - between[:, 0] <= PYTHON])
     direct = intervals.length(loading) + facts.exposed(copies)
     gain = facts.bound(direct, "all that loading costs", copies, 0, host=loading, supply=False)
     left = best - (facts.window - gain.ns)  # what even a perfect loader that copies cannot gain
@@ -549,6 +551,7 @@ def late_rank(facts: Evidence) -> Finding | None:
 
 
 LAUNCH = 100_000  # ns of the host for a kernel; with more it is not the launching that takes so long
+PYTHON = 1_000  # ns from one call of loading to the next, which are no other work
 SATURATED = 0.9  # busy so much of the time, it is the bottleneck
 NEARLY = 0.7  # workers that are busy so much, while the loop waits in most steps: more of them are tried
 MOST_OF_IT = 0.5  # of the fetches

@@ -110,11 +110,12 @@ LAYER = re.compile(rf"(aten::|autograd::engine::evaluate_function: )({_LAYERS}|{
 
 @dataclass(frozen=True)
 class Floor:
-    """What takes at least `ns` in the window, and what it is in words."""
+    """What takes at least `ns` in the window, and what it is in words; `even`: as long in each step."""
 
     ns: int
     what: str
 
+    even: bool = False
 
 @dataclass(frozen=True)
 class Removal:
@@ -526,9 +527,13 @@ class Evidence:
         if not self.loop.any():
             return Floor(0, "")
         free = self.elastic if without is None else either(self.elastic, without)
-        own, workers = self.window - intervals.length(free), self.lanes_of("worker")
+        works, workers, many = intervals.subtract(self.judged, free), self.lanes_of("worker"), len(self.marks)
+        own = intervals.length(works)
+        if many > 2:  # but the last step, which ends with the last work
+            edges = self.timeline.start[self.marks][[0, -1]].astype(np.int64)
+            own = min(own, intervals.length(intervals.intersect(works, edges[np.newaxis])) * many // (many - 1))
         if not workers or self.timeline.context.origin == "emulated":
-            return Floor(own, "the host's own work")
+            return Floor(own, "the host's own work", even=True)
         crowded = own * max(0.0, 1 - (self.cores or 1 + len(workers)) / (1 + len(workers)))
         lacked = self.timeline.context.usage.get("loop lacked", crowded)
         return Floor(round(own - min(own, lacked, self.worked)), "the host's own work")
@@ -562,9 +567,11 @@ class Evidence:
             basis = f"at most the window, {words.duration(self.window)}, less {words.duration(rest.ns)} of {rest.what}"
         ns = max(0, min(direct, bound))
         share, step = ns / self.window if self.window else 0.0, self.summary.step
-        # The last of its steps may be longer than from one to the next: it ends with the last work
-        each = min(step, max(share * step, ns / self.rounds)) if step and self.rounds else None
-        return Gain(ns, share, each, basis)
+        if not (step and self.rounds):
+            return Gain(ns, share, None, basis)
+        # The last of its steps may be longer than from one to the next, or shorter: it ends with the last work
+        each = max(share * step, ns / self.rounds, step - rest.ns / self.rounds if rest.even and ns == bound else 0)
+        return Gain(ns, share, min(step, each), basis)
 
     @cached_property
     def rounds(self) -> float | None:
