@@ -2692,6 +2692,23 @@ def test_data_on_the_gpu_gains_no_more_than_its_bound_where_the_loop_pins():
     assert gain.predicted <= gain.per_step < 1.05 * gained and gained <= 1.001 * gain.per_step  # but for rounding
 
 
+def test_what_the_host_does_with_a_result_is_no_second_finding():
+    def step(net, x, reads):
+        out = net(x)
+        out.square().mean().backward()
+        wide = out.detach().repeat(100, 1)
+        wide = wide.cpu() if reads else wide
+        wide.argmax(1)
+
+    before, after = (
+        trained(lambda net, x, reads=reads: step(net, x, reads), DataLoader(rows_of(), 256, pin_memory=True), layers=2)
+        for reads in (True, False)
+    )
+    found = finding_of(before, "synchronizes-each-step")
+    assert "what the host does with them takes" in found.evidence and "other-work-in-loop" not in gains(before)
+    kept(found, before, after)
+
+
 def test_what_a_model_computes_again_and_again_before_the_backward_pass_is_no_loop_over_tensors():
     def step(net, x):
         scale = x.mean()

@@ -1127,7 +1127,9 @@ class Evidence:
         timeline = self.timeline
         calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | on_workers(timeline) | timeline.where(Kind.WAIT)
         busy = either(self.getting, self.covered(self.loop & calls))
-        told = self.covered(self.converted[1] | self.on_host[0])  # in findings of their own
+        results = self.mask(Kind.COPY_D2H) & ~self.migrations & bool(self.steps)
+        results &= 2 * np.count_nonzero(results) >= (self.steps or 0)  # they are waited for in most steps
+        told = either(self.covered(self.converted[1] | self.on_host[0]), self.in_lines(self.using(results)))
         free = intervals.subtract(self.idle, either(busy, told))
         if (line := self._other_line(free)) >= 0:
             mine = timeline.source == line
