@@ -31,6 +31,7 @@ from loaderviz.analysis.advice import (
     Advice,
     Finding,
     _order,
+    synchronizes_each_step,
     verdict,
     waiting_for_data,
 )
@@ -2707,6 +2708,23 @@ def test_what_the_host_does_with_a_result_is_no_second_finding():
     found = finding_of(before, "synchronizes-each-step")
     assert "what the host does with them takes" in found.evidence and "other-work-in-loop" not in gains(before)
     kept(found, before, after)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_who_scales_gradients_is_told_of_an_optimizer_that_asks_on_the_gpu(fused):
+    made = []
+
+    def step(net, x):
+        if not made:
+            made[:] = torch.amp.GradScaler("cuda"), torch.optim.SGD(net.parameters(), 0.1, fused=fused)
+        scaler, optimizer = made
+        with torch.autocast("cuda", torch.float16):
+            loss = net(x).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer), scaler.update(), optimizer.zero_grad()
+
+    found = synchronizes_each_step(Evidence(trained(step, DataLoader(rows_of(), 256, pin_memory=True))))
+    assert found is None if fused else found.change.startswith("optimizer = ...(..., fused=True)")
 
 
 def test_what_a_model_computes_again_and_again_before_the_backward_pass_is_no_loop_over_tensors():

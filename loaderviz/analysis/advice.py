@@ -25,6 +25,7 @@ from loaderviz.analysis.evidence import (
     LAYER,
     MASKS,
     READING,
+    SCALED,
     SPARE,
     Evidence,
     Floor,
@@ -925,6 +926,10 @@ _SYNCHRONIZES = {  # what to change, by what the host waits for
         "# clip_grad_norm_(..., error_if_nonfinite=False), which is the default: to raise an error at once, the host\n"
         "# waits in each step. So it does for `if loss.isnan()`: look in every 100th step only, or after the loop"
     ),
+    "scaled": (
+        "optimizer = ...(..., fused=True)  # Adam, AdamW, SGD, Adagrad: it asks on the GPU if a gradient is infinite.\n"
+        "# GradScaler reads that on the host for any other; with bfloat16 there is nothing to scale"
+    ),
     "": "# no torch.cuda.synchronize() in the loop: a stream keeps its order by itself",
 }
 
@@ -956,7 +961,7 @@ def synchronizes_each_step(facts: Evidence) -> Finding | None:
     longest = [f"{name} ({duration(facts, time)})" for name, time in made if time >= NAMED * made[0][1]]
     told = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
     asked = "mask" if made and made[0][0] in MASKS else "result" if reads or (made and made[0][0] in READING) else ""
-    asked = "finite" if checks else asked
+    asked = "finite" if checks else "scaled" if 2 * facts.asking(calls, SCALED).sum() > count else asked
     told = told if reads else "no copy of a result is seen" if asked else "no result is brought to the host by them"
     told += f"; it waits longest in {' and '.join(longest)}" if longest else ""
     used = f"{duration(facts, facts.length(uses))} ({', '.join(names_of(facts, uses)[:2])})"

@@ -81,6 +81,7 @@ NUMBER = 8  # bytes
 READING = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 MASKS = "aten::nonzero", "aten::masked_select"  # what they give has a size that the host must know
 FINITE = ("aten::isnan", "aten::isinf", "aten::isfinite", "aten::logical_or")  # as clip_grad_norm_ asks for an error
+SCALED = ("aten::_amp_foreach_non_finite_check_and_unscale_",)  # by which GradScaler knows whether to step
 ANOMALY = ("aten::_is_any_true",)  # so anomaly detection looks at each gradient
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
 # Inside another operator these make a new tensor of a batch; an operator of the loop itself does so unless it is one of

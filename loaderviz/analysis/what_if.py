@@ -851,7 +851,7 @@ class _LoopWork:
     def _time(self, name: str, observed: int, kind: Kind) -> int:
         if kind is not Kind.COMPUTE:
             return observed
-        scale = 1.0 if _UNSCALED.search(name) else self.scale
+        scale = 1.0 if self.scale == 1 or _UNSCALED.search(name) else self.scale
         if self.target.name != self.origin.name:
             scale *= slower(name, self.origin, self.target)
         if scale == 1:
