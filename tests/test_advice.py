@@ -2675,22 +2675,21 @@ def test_a_validation_in_each_step_is_told_with_its_line_and_what_it_takes():
     assert "between-epochs" not in gains(after)
 
 
-def test_data_on_the_gpu_gains_no_more_than_its_bound_where_the_loop_pins():
-    data = torch.rand(640, 4096)
+@pytest.mark.parametrize("fused", [False, True])
+def test_who_scales_gradients_is_told_of_an_optimizer_that_asks_on_the_gpu(fused):
+    made = []
 
-    def train(resident):
-        with lv.record(on="a100", host="workstation") as recording:
-            net = torch.nn.Linear(4096, 16).cuda()
-            optimizer, held = torch.optim.SGD(net.parameters(), 0.1), data.cuda() if resident else data
-            for x in held.split(32) if resident else DataLoader(TensorDataset(data), 32):
-                backward(net, x if resident else x[0].pin_memory().cuda(non_blocking=True))
-                optimizer.step(), optimizer.zero_grad()
-        return recording.timeline
+    def step(net, x):
+        if not made:
+            made[:] = torch.amp.GradScaler("cuda"), torch.optim.SGD(net.parameters(), 0.1, fused=fused)
+        scaler, optimizer = made
+        with torch.autocast("cuda", torch.float16):
+            loss = net(x).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer), scaler.update(), optimizer.zero_grad()
 
-    before, after = train(False), train(True)
-    gained = lv.summarize(before).step - lv.summarize(after).step
-    gain = finding_of(before, "resident").expected_gain
-    assert gain.predicted <= gain.per_step < 1.05 * gained and gained <= 1.001 * gain.per_step  # but for rounding
+    found = synchronizes_each_step(Evidence(trained(step, DataLoader(rows_of(), 256, pin_memory=True))))
+    assert found is None if fused else found.change.startswith("optimizer = ...(..., fused=True)")
 
 
 def test_what_the_host_does_with_a_result_is_no_second_finding():
@@ -2710,21 +2709,29 @@ def test_what_the_host_does_with_a_result_is_no_second_finding():
     kept(found, before, after)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_who_scales_gradients_is_told_of_an_optimizer_that_asks_on_the_gpu(fused):
-    made = []
+def test_data_on_the_gpu_gains_no_more_than_its_bound_where_the_loop_pins():
+    data = torch.rand(640, 4096)
 
-    def step(net, x):
-        if not made:
-            made[:] = torch.amp.GradScaler("cuda"), torch.optim.SGD(net.parameters(), 0.1, fused=fused)
-        scaler, optimizer = made
-        with torch.autocast("cuda", torch.float16):
-            loss = net(x).square().mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer), scaler.update(), optimizer.zero_grad()
+    def train(resident):
+        with lv.record(on="a100", host="workstation") as recording:
+            net = torch.nn.Linear(4096, 16).cuda()
+            optimizer, held = torch.optim.SGD(net.parameters(), 0.1), data.cuda() if resident else data
+            for x in held.split(32) if resident else DataLoader(TensorDataset(data), 32):
+                backward(net, x if resident else x[0].pin_memory().cuda(non_blocking=True))
+                optimizer.step(), optimizer.zero_grad()
+        return recording.timeline
 
-    found = synchronizes_each_step(Evidence(trained(step, DataLoader(rows_of(), 256, pin_memory=True))))
-    assert found is None if fused else found.change.startswith("optimizer = ...(..., fused=True)")
+    before, after = train(False), train(True)
+    gained = lv.summarize(before).step - lv.summarize(after).step
+    gain = finding_of(before, "resident").expected_gain
+    assert gain.predicted <= gain.per_step < 1.05 * gained and gained <= 1.001 * gain.per_step  # but for rounding
+
+
+def test_a_loop_is_looked_at_once_however_many_changes_are_replayed(monkeypatch):
+    timeline, made, look = trained(backward, DataLoader(rows_of(), 256), layers=2), [], Evidence.__init__
+    monkeypatch.setattr(Evidence, "__init__", lambda *asked: (made.append(asked), look(*asked))[1])
+    assert sum(each.expected_gain.predicted is not None for each in lv.advise(timeline)) > 1
+    assert len(made) == 1
 
 
 def test_what_a_model_computes_again_and_again_before_the_backward_pass_is_no_loop_over_tensors():

@@ -551,8 +551,8 @@ def late_rank(facts: Evidence) -> Finding | None:
 # Findings about the host: it fetches, waits, synchronises, allocates, or launches too slowly
 
 
-LAUNCH = 100_000  # ns of the host for a kernel; with more it is not the launching that takes so long
 PYTHON = 1_000  # ns from one call of loading to the next, which are no other work
+LAUNCH = 100_000  # ns of the host for a kernel; with more it is not the launching that takes so long
 SATURATED = 0.9  # busy so much of the time, it is the bottleneck
 NEARLY = 0.7  # workers that are busy so much, while the loop waits in most steps: more of them are tried
 MOST_OF_IT = 0.5  # of the fetches

@@ -115,8 +115,8 @@ class Floor:
 
     ns: int
     what: str
-
     even: bool = False
+
 
 @dataclass(frozen=True)
 class Removal:

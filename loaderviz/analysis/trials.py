@@ -64,7 +64,7 @@ class Trials:
 
     @cached_property
     def _loop(self) -> LoopModel:
-        return LoopModel(self.timeline)
+        return LoopModel(self.timeline, facts=self.facts)
 
     @cached_property
     def _replayed(self) -> Timeline | None:
@@ -132,7 +132,7 @@ class Trials:
 
     def _without(self, removal: Removal | None) -> Timeline | None:
         try:
-            loop = LoopModel(self.timeline, removal) if removal else self._loop
+            loop = LoopModel(self.timeline, removal, self.facts) if removal else self._loop
             gpu = gpu_of(loop)
             config = changed(loop, pinned=True) if removal and removal.pinned else loop.config
             return replayed(loop, config, gpu, gpu, graphs=removal is not None and removal.graphs)

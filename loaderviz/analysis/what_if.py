@@ -85,8 +85,8 @@ class LoopModel:
     Raises `WhatIfError` where the timeline does not show one.
     """
 
-    def __init__(self, timeline: Timeline, removal: Removal | None = None) -> None:
-        self.facts = facts = Evidence(timeline)
+    def __init__(self, timeline: Timeline, removal: Removal | None = None, facts: Evidence | None = None) -> None:
+        self.facts = facts = facts or Evidence(timeline)
         self.timeline, self._removal = timeline, (removal := removal or facts.removal())
         _check(facts)
         copies, first = facts.mask(Kind.COPY_H2D), self.timeline.start[self.facts.marks[0]]
