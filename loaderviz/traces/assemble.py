@@ -189,8 +189,9 @@ def _sources(trace: RawTrace, rows: Rows, lanes: Lanes) -> tuple[Ints, list[str]
             found = begin, -(begin + length), table.setdefault(source, len(table))
             apart.setdefault(lane, []).append(found)
     by_lane, names = grouped(rows["lane"], int(rows["lane"].max(initial=-1)) + 1) if apart else [], list(table)
+    own = [not is_package(name) for name in names]
     for lane, found_here in apart.items():
-        frames = sorted(each for each in found_here if not is_package(names[each[2]]))
+        frames = sorted(each for each in found_here if own[each[2]])
         if not frames:
             begins, ends, _ = np.array(frames := sorted(found_here)).T
             frames = [frames[row] for row in np.flatnonzero(intervals.outermost(begins, -ends, int(begins[0])))]
