@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate, chain, compress, repeat, starmap, takewhile, zip_longest
 from operator import attrgetter, call, truth
 from time import perf_counter_ns, sleep
@@ -34,8 +34,13 @@ from loaderviz.timeline import Cause, Look
 SAMPLING = "loaderviz sampler"  # the name of its thread
 PERIOD, SOON, OFTEN = 0.02, 0.005, 200  # s between two looks, but between so many at first
 TURN, HALF = 0.0001, 5e-7  # s; Python cuts off what is less than a microsecond
-_HERE = os.path.dirname(__file__)
-_FOREIGN = (*{*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}, "<frozen")
+_HERE = os.path.join(os.path.dirname(__file__), "")
+_PATHS = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts"))
+_MADE = "<frozen", "<__array_function__", "<eval_with"  # of Python, numpy and torch
+_FOREIGN = (*{*_PATHS, *site.getsitepackages(), site.getusersitepackages()}, *_MADE)
+_INSTALLED = re.compile(  # on any machine, and as a profiler cuts it
+    r".*[/\\](site|dist)-packages[/\\]|(torch(vision|data|audio)?|numpy|PIL|loaderviz)[/\\]"
+).match
 _LOADER = os.path.join("torch", "utils", "data")
 _FETCH, _COLLATE = (os.path.join(_LOADER, "_utils", name) for name in ("fetch.py", "collate.py"))
 _WITHIN = _FETCH, _COLLATE, os.path.join(_LOADER, "dataset.py")  # its Subset and ConcatDataset ask the program's own
@@ -91,9 +96,20 @@ class Place(NamedTuple):
         return self._replace(cause=Cause.TRANSFORM) if waits and waited < busy else self
 
 
+@cache
 def is_program(file: str) -> bool:
     """Tell whether a file is the program's own: neither Python's, nor installed, nor ours."""
-    return not file.startswith(_FOREIGN) and not (file.startswith(_HERE) and "lessons" not in file)
+    ours = file.startswith(_HERE) and "lessons" not in file
+    return not (ours or file.startswith(_FOREIGN) or is_package(file))
+
+
+def is_package(file: str) -> bool:
+    """Tell whether a file is of an installed package, as it is written on any machine, with its folders or without."""
+    return _INSTALLED(file) is not None
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_HERE) or f"{os.sep}torch{os.sep}" in file
 
 
 def stack_of(thread: int | None = None) -> Stack:
@@ -119,24 +135,29 @@ def stack_of(thread: int | None = None) -> Stack:
 
 
 def place_of(stack: Stack) -> Place | None:
-    """Return where a stack is; None where nothing of the program is on it."""
-    line, text, fetches, collates = "", "", False, False
+    """Return where a stack is: in the program's innermost line, else in a package's outermost; None: in none."""
+    own, outer, fetches, collates = None, None, False, False
     for each, caller in zip_longest(stack, stack[1:]):
         if _LOADER in each.file and not each.file.endswith(_WITHIN):  # it waits for a batch, or runs a sampler
-            return Place(Cause.NONE, line) if line else None
-        if not line and is_program(each.file):
-            line, text = each.place, linecache.getline(each.file, each.line or each.code.co_firstlineno)
+            break
+        if own is None and is_program(each.file):
+            own = each
+        elif is_package(each.file) and not _is_ours(each.file):
+            outer = each
         if caller is not None and caller.file.endswith(_FETCH):
             fetches, collates = True, each.file.endswith(_COLLATE) or each.code is _TIMED
             break
-    if not (line or collates):
+    named = own or outer
+    if not (named or collates):
         return None
+    line = named.place if named else ""
     if not fetches:
         return Place(Cause.NONE, line)
     if collates:
         return Place(Cause.COLLATE, line)
     inside = takewhile(lambda each: not is_program(each.file), stack)
     modules = [str(stack[0].names.get("__name__")), *(str(each.names.get("__name__")) for each in inside)]
+    text = linecache.getline(named.file, named.line or named.code.co_firstlineno) if named else ""
     told = [cause for cause, sign in _SIGNS if sign.search(text)]
     found = [cause for module in modules for cause, names in _MODULES if module.startswith(names)]
     return Place((found or told or [Cause.TRANSFORM])[0], line)
@@ -147,7 +168,7 @@ def is_own(stack: Stack) -> bool:
     for each in stack:
         if is_program(each.file):
             return True
-        if each.file.startswith(_HERE) or f"{os.sep}torch{os.sep}" in each.file:
+        if _is_ours(each.file):
             return False
     return False
 

@@ -31,6 +31,7 @@ from loaderviz.analysis.advice import (
     Advice,
     Finding,
     _order,
+    synchronizes_each_step,
     verdict,
     waiting_for_data,
 )
@@ -1374,18 +1375,31 @@ def test_other_work_is_where_the_loop_was_seen_in_its_steps():
     assert lv.advise(on_the_cpu([*before, (107, 1, "train.py:20")]))[0].kind != "other-work-in-loop"  # once, for 1 ms
 
 
-@pytest.mark.parametrize(("fetch", "kinds"), [(300, ["no-gpu-work"]), (1_500, ["fetch-in-loop"])])
-def test_on_the_cpu_a_worker_has_to_send_its_batches_too(fetch, kinds):
-    """That takes the loop 166 us more: of a fetch of 300 us in a step of 5 ms less than 3 % is left to gain."""
+def fetching_on_the_cpu(fetch):
+    """Twenty steps of 5 ms, each of which begins with a fetch [us]."""
     spans = []
     for n in range(20):
         now, batch = n * 5_000 * US, {"batch": n}
         spans += [("main", now, now + 5_000 * US, Kind.RANGE, {"name": f"batch {n}: 8 samples", **batch})]
         spans += [("main", now, now + fetch * US, Kind.FETCH, {"name": f"fetch batch {n}", "nbytes": 4096, **batch})]
         spans += [("main", now + fetch * US, now + 5_000 * US, Kind.OPERATOR, {"name": "aten::mm", **batch})]
-    advice = lv.advise(factory.made(*spans, cores=4))
+    return factory.made(*spans, cores=4)
+
+
+@pytest.mark.parametrize(("fetch", "kinds"), [(300, ["no-gpu-work"]), (1_500, ["fetch-in-loop"])])
+def test_on_the_cpu_a_worker_has_to_send_its_batches_too(fetch, kinds):
+    """That takes the loop 166 us more: of a fetch of 300 us in a step of 5 ms less than 3 % is left to gain."""
+    advice = lv.advise(fetching_on_the_cpu(fetch))
     assert [finding.kind for finding in advice] == kinds
     assert advice[0].expected_gain.predicted == (pytest.approx(1_250 * US, rel=0.02) if fetch > 300 else None)
+
+
+@pytest.mark.parametrize(("lacked", "helps"), [(0.2, True), (0.3, False)])
+def test_no_worker_is_advised_where_the_loop_lacks_a_core_for_longer_than_a_worker_would_save(lacked, helps):
+    timeline = fetching_on_the_cpu(1_500)  # a worker saves a quarter
+    advice = lv.advise(used(timeline, 4, **{"loop lacked": round(lacked * timeline.duration)}))
+    found = next(finding for finding in advice if finding.kind == "fetch-in-loop")
+    assert (found.expected_gain.predicted is not None) is ("num_workers=1" in found.change) is helps
 
 
 def test_what_a_line_calls_of_torch_is_gone_with_it():
@@ -2623,6 +2637,101 @@ def test_what_is_done_to_each_parameter_or_gradient_is_told_torchs_call_for_all_
     assert found.change.startswith(f"torch._foreach_{called}(tensors")
     most = lv.summarize(before).step - lv.summarize(without).step  # what one call for all takes is left of it
     assert 0.85 * most < found.expected_gain.predicted < most < 1.02 * found.expected_gain.per_step
+
+
+def test_the_line_of_other_work_is_the_programs_although_numpy_calls_torch(tmp_path):
+    np.arange(100_000, dtype=np.uint16).tofile(path := tmp_path / "words.bin")
+    told = np.memmap(path, np.uint16, "r")
+
+    def step(net, x, whole):
+        places = torch.randint(90_000, (256,))
+        x = torch.stack([torch.from_numpy(told[each : each + 32].astype(np.float32)) for each in whole(places)])
+        backward(net, x.to("cuda", non_blocking=True))
+
+    before, after = (
+        trained(lambda net, x, whole=whole: step(net, x, whole), DataLoader(rows_of(), 256), layers=2)
+        for whole in (iter, torch.Tensor.tolist)
+    )
+    found = lv.advise(before)[0]
+    assert found.evidence.startswith(f"test_advice.py:{step.__code__.co_firstlineno + 2} takes")
+    assert "one-by-one" not in gains(before)  # what it does is on the host, and nothing is launched
+    kept(found, before, after)
+
+
+def test_a_validation_in_each_step_is_told_with_its_line_and_what_it_takes():
+    def step(net, x, evaluates):
+        backward(net, x)
+        for part in x.split(64) if evaluates else ():
+            with torch.no_grad():
+                net(part)
+
+    before, after = (
+        trained(lambda net, x, evaluates=evaluates: step(net, x, evaluates), DataLoader(rows_of(), 256), layers=2)
+        for evaluates in (True, False)
+    )
+    found = finding_of(before, "between-epochs")
+    assert f"called in test_advice.py:{step.__code__.co_firstlineno + 4}, and no gradient" in found.evidence
+    kept(found, before, after)
+    assert "between-epochs" not in gains(after)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_who_scales_gradients_is_told_of_an_optimizer_that_asks_on_the_gpu(fused):
+    made = []
+
+    def step(net, x):
+        if not made:
+            made[:] = torch.amp.GradScaler("cuda"), torch.optim.SGD(net.parameters(), 0.1, fused=fused)
+        scaler, optimizer = made
+        with torch.autocast("cuda", torch.float16):
+            loss = net(x).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer), scaler.update(), optimizer.zero_grad()
+
+    found = synchronizes_each_step(Evidence(trained(step, DataLoader(rows_of(), 256, pin_memory=True))))
+    assert found is None if fused else found.change.startswith("optimizer = ...(..., fused=True)")
+
+
+def test_what_the_host_does_with_a_result_is_no_second_finding():
+    def step(net, x, reads):
+        out = net(x)
+        out.square().mean().backward()
+        wide = out.detach().repeat(100, 1)
+        wide = wide.cpu() if reads else wide
+        wide.argmax(1)
+
+    before, after = (
+        trained(lambda net, x, reads=reads: step(net, x, reads), DataLoader(rows_of(), 256, pin_memory=True), layers=2)
+        for reads in (True, False)
+    )
+    found = finding_of(before, "synchronizes-each-step")
+    assert "what the host does with them takes" in found.evidence and "other-work-in-loop" not in gains(before)
+    kept(found, before, after)
+
+
+def test_data_on_the_gpu_gains_no_more_than_its_bound_where_the_loop_pins():
+    data = torch.rand(640, 4096)
+
+    def train(resident):
+        with lv.record(on="a100", host="workstation") as recording:
+            net = torch.nn.Linear(4096, 16).cuda()
+            optimizer, held = torch.optim.SGD(net.parameters(), 0.1), data.cuda() if resident else data
+            for x in held.split(32) if resident else DataLoader(TensorDataset(data), 32):
+                backward(net, x if resident else x[0].pin_memory().cuda(non_blocking=True))
+                optimizer.step(), optimizer.zero_grad()
+        return recording.timeline
+
+    before, after = train(False), train(True)
+    gained = lv.summarize(before).step - lv.summarize(after).step
+    gain = finding_of(before, "resident").expected_gain
+    assert gain.predicted <= gain.per_step < 1.05 * gained and gained <= 1.001 * gain.per_step  # but for rounding
+
+
+def test_a_loop_is_looked_at_once_however_many_changes_are_replayed(monkeypatch):
+    timeline, made, look = trained(backward, DataLoader(rows_of(), 256), layers=2), [], Evidence.__init__
+    monkeypatch.setattr(Evidence, "__init__", lambda *asked: (made.append(asked), look(*asked))[1])
+    assert sum(each.expected_gain.predicted is not None for each in lv.advise(timeline)) > 1
+    assert len(made) == 1
 
 
 def test_what_a_model_computes_again_and_again_before_the_backward_pass_is_no_loop_over_tensors():

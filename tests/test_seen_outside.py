@@ -252,6 +252,26 @@ def test_other_work_in_the_loop_is_named(on, tmp_path):
 
 
 @thrice
+def test_a_slow_sampler_beside_a_worker_is_told_with_all_of_its_time():
+    took = []
+
+    class Orders(Cheap):
+        def __iter__(self):
+            for _ in range(len(self)):
+                began = time.perf_counter()
+                sum(k * k % 7 for k in range(60_000))  # @sampler
+                took.append(time.perf_counter() - began)
+                yield [0, 1]
+
+    with lv.record(on="cpu") as run:
+        train(DataLoader(Cheap(60), batch_sampler=Orders(60), num_workers=1))
+    found = {each.kind: each.expected_gain.predicted or 0 for each in lv.advise(run.timeline)}
+    seen = sum(look.lasts for look in run.timeline.context.looks if run.timeline.lines[look.line] == at("sampler"))
+    assert seen == pytest.approx(1e9 * sum(took), rel=0.1)
+    assert found["other-work-in-loop"] > found.get("workers-cost-more", 0)
+
+
+@thrice
 def test_what_is_done_before_the_loop_is_never_named(on):
     with lv.record(**on) as run:
         kept = [{"number": number, "text": str(number)} for number in range(300_000)]  # @before

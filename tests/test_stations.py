@@ -93,6 +93,17 @@ def test_a_fetch_that_waits_for_a_lock_of_processes_waits_for_another_of_them(ho
 
 
 @pytest.mark.parametrize(
+    ("program", "line"), [(["train.py", "main.py"], "train.py:1"), ([], "/venv/lib/site-packages/images/folder.py:1")]
+)
+def test_a_place_is_the_innermost_line_of_the_program_or_the_outermost_of_a_package(program, line):
+    packages = [f"/venv/lib/site-packages/{name}.py" for name in ("PIL/Image", "images/decoder", "images/folder")]
+    files = [*packages, *program, stations._FETCH, "main.py"]
+    stack = [stations.Call(compile("0", file, "exec"), 1, {}) for file in files]
+    assert stations.place_of(stack) == (Cause.TRANSFORM, line)
+    assert stations.place_of(stack[:-2]) == (Cause.NONE, line)
+
+
+@pytest.mark.parametrize(
     ("text", "cause"),
     [
         ("record = json.loads(lines[index])", Cause.DECODE),  # no file is read

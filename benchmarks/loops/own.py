@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import tempfile
 import time
 import zlib
@@ -19,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from benchmarks.loops.case import Case, case, case_device
 from loaderviz.loaders import PrefetchLoader, ResidentLoader
+from loaderviz.machine import cores
 
 CASES: list[Case] = []
 EMULATED = ("workstation", "laptop")
@@ -447,6 +450,19 @@ def one_long_batch_in_ten(repaired: bool = False, **_: Any) -> None:
         rows = 8192 if number % 10 == 5 and not repaired else 64
         with torch.profiler.record_function(f"batch {number}"):
             net(torch.zeros(rows, 256, device=device)).mean().backward()
+
+
+@case("cores-taken", hosts=("cpu",))
+def beside_other_programs(repaired: bool = False, **_: Any) -> None:
+    """Two other programs for each core compute meanwhile; repaired, none does."""
+    spins = [sys.executable, "-S", "-c", "while True: pass"]
+    others = [subprocess.Popen(spins) for _ in range(0 if repaired else 2 * cores().threads)]
+    try:
+        train(loaded(TensorDataset(torch.zeros(40 * 16, 784)), 16), network(784, 1024, 3))
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 @case("nothing-to-gain")

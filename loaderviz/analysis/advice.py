@@ -25,6 +25,7 @@ from loaderviz.analysis.evidence import (
     LAYER,
     MASKS,
     READING,
+    SCALED,
     SPARE,
     Evidence,
     Floor,
@@ -415,7 +416,9 @@ def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
     ahead = either(facts.fetched, facts.copying(pageable))
     hidden = facts.device_floor(copies, _if_pinned(facts, pageable)[0] if pageable.any() else 1.0, apart=True)
     best = max(hidden.ns, facts.host_floor(ahead).ns)
-    loading = facts.loading(copies)
+    loading = either(facts.loading(copies), facts.covered(facts.loop & facts.does(Api.EVENT)))  # of pinned copies
+    between = np.c_[loading[:-1, 1], loading[1:, 0]]
+    loading = either(loading, between[between[:, 1] - between[:, 0] <= PYTHON])
     direct = intervals.length(loading) + facts.exposed(copies)
     gain = facts.bound(direct, "all that loading costs", copies, 0, host=loading, supply=False)
     left = best - (facts.window - gain.ns)  # what even a perfect loader that copies cannot gain
@@ -548,6 +551,7 @@ def late_rank(facts: Evidence) -> Finding | None:
 # Findings about the host: it fetches, waits, synchronises, allocates, or launches too slowly
 
 
+PYTHON = 1_000  # ns from one call of loading to the next, which are no other work
 LAUNCH = 100_000  # ns of the host for a kernel; with more it is not the launching that takes so long
 SATURATED = 0.9  # busy so much of the time, it is the bottleneck
 NEARLY = 0.7  # workers that are busy so much, while the loop waits in most steps: more of them are tried
@@ -752,7 +756,7 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
     time, making = intervals.length(taking), round(fetch * (facts.steps or 0))
     if not (number and making) or facts.unlike_loaders:  # which one's it is, is not known then
         return None
-    if time <= making:
+    if time - facts.taking_late <= making:
         return _received(facts, time)
     gain = facts.gain(time, "what the loop waits for workers, and takes from them", facts.device_floor())
     return Finding(
@@ -922,6 +926,10 @@ _SYNCHRONIZES = {  # what to change, by what the host waits for
         "# clip_grad_norm_(..., error_if_nonfinite=False), which is the default: to raise an error at once, the host\n"
         "# waits in each step. So it does for `if loss.isnan()`: look in every 100th step only, or after the loop"
     ),
+    "scaled": (
+        "optimizer = ...(..., fused=True)  # Adam, AdamW, SGD, Adagrad: it asks on the GPU if a gradient is infinite.\n"
+        "# GradScaler reads that on the host for any other; with bfloat16 there is nothing to scale"
+    ),
     "": "# no torch.cuda.synchronize() in the loop: a stream keeps its order by itself",
 }
 
@@ -953,7 +961,7 @@ def synchronizes_each_step(facts: Evidence) -> Finding | None:
     longest = [f"{name} ({duration(facts, time)})" for name, time in made if time >= NAMED * made[0][1]]
     told = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
     asked = "mask" if made and made[0][0] in MASKS else "result" if reads or (made and made[0][0] in READING) else ""
-    asked = "finite" if checks else asked
+    asked = "finite" if checks else "scaled" if 2 * facts.asking(calls, SCALED).sum() > count else asked
     told = told if reads else "no copy of a result is seen" if asked else "no result is brought to the host by them"
     told += f"; it waits longest in {' and '.join(longest)}" if longest else ""
     used = f"{duration(facts, facts.length(uses))} ({', '.join(names_of(facts, uses)[:2])})"
@@ -1187,6 +1195,30 @@ def between_epochs(facts: Evidence) -> Finding | None:
     )
 
 
+def evaluates_each_step(facts: Evidence) -> Finding | None:
+    """Layers that are computed after the training of each step, for no gradient: a validation, or a sample."""
+    when, first = facts.evaluating
+    if not len(when) or facts.unseen:
+        return None
+    timeline = facts.timeline
+    calls = facts.program & intervals.covers(when, timeline.start) & ~timeline.where(Kind.RANGE)
+    work, count = facts.here & facts.launched(calls), words.count(len(first), "step")
+    direct = intervals.length(either(when, facts.covered(work)))
+    gain = facts.bound(direct, "what host and device do for it", work, 0, host=when, supply=False)
+    if not facts.here.any():  # what is left out takes no time
+        gain = replace(gain, predicted=facts.per_step(direct))
+    line, device = line_of(facts, int(first[0])), f"; the device works {duration(facts, facts.length(work))} for it"
+    return Finding(
+        "between-epochs",
+        f"in {count} the loop computes layers after the backward pass{line}, and no gradient follows from them, as in "
+        f"a validation: {duration(facts, intervals.length(when))} of the host{device if work.any() else ''}",
+        "# do it less often: in every 100th step, or once in an epoch",
+        gain,
+        subject=Subject(time="idle"),
+        removal=facts.removal(when, calls),
+    )
+
+
 def outlier_fetch(facts: Evidence) -> Finding | None:
     """A fetch that takes far longer than all others: it says nothing about a step, and none is charged for it."""
     timeline, far = facts.timeline, facts.marked.outliers(facts.start, facts.end)
@@ -1216,8 +1248,7 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
     drawing = facts.length(facts.loop & facts.handing_out) - intervals.length(facts.taking)
     other = facts.summary.breakdown.get("idle: other", 0) + drawing
     other = min(other, round((facts.summary.step or window) * facts.steps))
-    whole = max(1, facts.timeline.duration - facts.length(facts.loop & facts.timeline.where(Kind.WAIT)))
-    other = round(other * max(0.0, 1 - facts.timeline.context.usage.get("loop lacked", 0) / whole))  # no core for it
+    other = round(other * (1 - facts.hindered))
     time = min(other, looks)
     if time < IN_LINE * window:
         return None
@@ -1304,7 +1335,7 @@ def other_work_in_loop(facts: Evidence) -> Finding | None:
         f"# do what stands in {place} less often, or in another thread or process",
         gain,
         subject=Subject(time="idle"),
-        removal=facts.removal(when, mine),
+        removal=facts.removal(when if is_seen else within, mine),
     )
 
 
@@ -1362,7 +1393,7 @@ def _singly(facts: Evidence, optimizing: Mask) -> tuple[Ints, int]:
     rows = np.flatnonzero(facts.loop & timeline.where(Kind.OPERATOR) & ~optimizing)
     rows = rows[intervals.outermost(timeline.start[rows], timeline.end[rows], facts.start)]
     rows = rows[(timeline.start[rows] < facts.end) & ~timeline.named("aten::detach".__eq__)[rows]]
-    rows = rows[~_before_backward(facts, rows)]
+    rows = rows[~_before_backward(facts, rows) & facts.launches(rows)]
     inside = intervals.covers(facts.covered(optimizing), timeline.start[rows])
     single = timeline.named(ONE_BY_ONE.__contains__)[rows]
     if not (optimizing | timeline.named(BACKWARD)).any():  # nothing is trained: what makes a new tensor is a model's
@@ -1412,8 +1443,7 @@ def _again(facts: Evidence, optimizing: Mask) -> tuple[Ints, int]:
     apart = facts.loop & (timeline.where(Kind.WAIT) | facts.does(Api.SYNCHRONIZE | Api.COPY) | facts.handing_out)
     apart |= facts.loop & (facts.fetching | optimizing)
     rows = rows[~layers[rows] & ~intervals.covers(facts.covered(optimizing), timeline.start[rows])]
-    launches = np.sort(timeline.start[facts.calls(facts.mask(*KERNELS))])
-    rows = rows[np.diff(np.searchsorted(launches, [timeline.start[rows], timeline.end[rows]]), axis=0)[0] > 0]
+    rows = rows[facts.launches(rows)]
     run = np.searchsorted(np.sort(timeline.start[apart | facts.program & layers]), timeline.start[rows])
     _, which = np.unique(np.c_[timeline.lane[rows], run], axis=0, return_inverse=True)
     kinds = np.unique(np.c_[which.ravel(), source[rows], timeline.name[rows]], axis=0)[:, 0]
@@ -1840,6 +1870,7 @@ FINDINGS = (
     communication_exposed,
     late_rank,
     between_epochs,
+    evaluates_each_step,
     other_work_in_loop,
     one_by_one,
     host_bound,

@@ -81,6 +81,7 @@ NUMBER = 8  # bytes
 READING = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 MASKS = "aten::nonzero", "aten::masked_select"  # what they give has a size that the host must know
 FINITE = ("aten::isnan", "aten::isinf", "aten::isfinite", "aten::logical_or")  # as clip_grad_norm_ asks for an error
+SCALED = ("aten::_amp_foreach_non_finite_check_and_unscale_",)  # by which GradScaler knows whether to step
 ANOMALY = ("aten::_is_any_true",)  # so anomaly detection looks at each gradient
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
 # Inside another operator these make a new tensor of a batch; an operator of the loop itself does so unless it is one of
@@ -110,10 +111,11 @@ LAYER = re.compile(rf"(aten::|autograd::engine::evaluate_function: )({_LAYERS}|{
 
 @dataclass(frozen=True)
 class Floor:
-    """What takes at least `ns` in the window, and what it is in words."""
+    """What takes at least `ns` in the window, and what it is in words; `even`: as long in each step."""
 
     ns: int
     what: str
+    even: bool = False
 
 
 @dataclass(frozen=True)
@@ -526,9 +528,13 @@ class Evidence:
         if not self.loop.any():
             return Floor(0, "")
         free = self.elastic if without is None else either(self.elastic, without)
-        own, workers = self.window - intervals.length(free), self.lanes_of("worker")
+        works, workers, many = intervals.subtract(self.judged, free), self.lanes_of("worker"), len(self.marks)
+        own = intervals.length(works)
+        if many > 2:  # but the last step, which ends with the last work
+            edges = self.timeline.start[self.marks][[0, -1]].astype(np.int64)
+            own = min(own, intervals.length(intervals.intersect(works, edges[np.newaxis])) * many // (many - 1))
         if not workers or self.timeline.context.origin == "emulated":
-            return Floor(own, "the host's own work")
+            return Floor(own, "the host's own work", even=True)
         crowded = own * max(0.0, 1 - (self.cores or 1 + len(workers)) / (1 + len(workers)))
         lacked = self.timeline.context.usage.get("loop lacked", crowded)
         return Floor(round(own - min(own, lacked, self.worked)), "the host's own work")
@@ -562,9 +568,11 @@ class Evidence:
             basis = f"at most the window, {words.duration(self.window)}, less {words.duration(rest.ns)} of {rest.what}"
         ns = max(0, min(direct, bound))
         share, step = ns / self.window if self.window else 0.0, self.summary.step
-        # The last of its steps may be longer than from one to the next: it ends with the last work
-        each = min(step, max(share * step, ns / self.rounds)) if step and self.rounds else None
-        return Gain(ns, share, each, basis)
+        if not (step and self.rounds):
+            return Gain(ns, share, None, basis)
+        # The last of its steps may be longer than from one to the next, or shorter: it ends with the last work
+        each = max(share * step, ns / self.rounds, step - rest.ns / self.rounds if rest.even and ns == bound else 0)
+        return Gain(ns, share, min(step, each), basis)
 
     @cached_property
     def rounds(self) -> float | None:
@@ -691,6 +699,17 @@ class Evidence:
         waits = self.covered(self.loop & self.timeline.where(Kind.WAIT))
         return intervals.subtract(given, intervals.subtract(self._seen, waits))
 
+    @property
+    def hindered(self) -> float:
+        """The share (0..1) of what the loop's thread does, its waits left out, in which it had no core."""
+        works = self.timeline.duration - self.length(self.loop & self.timeline.where(Kind.WAIT))
+        return min(1.0, self.timeline.context.usage.get("loop lacked", 0) / max(1, works))
+
+    @property
+    def taking_late(self) -> float:
+        """For how many ns of taking batches a core is lacking, as it would be without workers."""
+        return self.hindered * intervals.length(either(self.taking, self.getting))
+
     @cached_property
     def beginning(self) -> Intervals:
         """From when the loop starts workers until one of them fetches."""
@@ -786,10 +805,16 @@ class Evidence:
     @cached_property
     def launch_time(self) -> int:
         """What an operator takes of the host that launches work, without its waits: the median [ns]."""
-        starts = np.sort(self.first[self.calls(self.mask(*KERNELS))])
-        mine = self.loop & self.timeline.where(Kind.OPERATOR)
-        mine &= np.searchsorted(starts, self.last) > np.searchsorted(starts, self.first)
-        return self.own_time(mine, self.loop)
+        rows = np.flatnonzero(self.loop & self.timeline.where(Kind.OPERATOR))
+        return self.own_time(self.timeline.places(rows[self.launches(rows)]), self.loop)
+
+    def launches(self, rows: Ints) -> Mask:
+        """Tell in which of these spans of the host a kernel is launched."""
+        starts = np.sort(self.timeline.start[self.calls(self.mask(*KERNELS))])
+        found: Mask = np.searchsorted(starts, self.timeline.end[rows]) > np.searchsorted(
+            starts, self.timeline.start[rows]
+        )
+        return found
 
     def own_time(self, spans: Mask, threads: Mask) -> int:
         """How long these spans of the host take without the waits of these threads, the median [ns]; 0 for none."""
@@ -1076,16 +1101,42 @@ class Evidence:
         return calls & bool(goes_on and not (self.loop & self.does(Api.FREE)).any())
 
     @cached_property
+    def evaluating(self) -> tuple[Intervals, Ints]:
+        """When the loop computes layers after the training of a step, in most of the steps, and the first of each."""
+        timeline, edges = self.timeline, self.timeline.start[self.marks]
+        trains = self.program & timeline.named(lambda name: bool(BACKWARD(name) or OPTIMIZER_STEP.match(name)))
+        trains |= self.program & (timeline.source >= 0) & np.isin(timeline.source, timeline.source[trains])
+        operators = np.flatnonzero(self.loop & timeline.where(Kind.OPERATOR))
+        trained, until = np.zeros((2, len(edges) + 1), np.int64)
+        np.maximum.at(trained, np.searchsorted(edges, timeline.start[trains], side="right"), timeline.end[trains])
+        step = np.searchsorted(edges, timeline.start[operators], side="right")
+        after = (trained[step] > 0) & (timeline.start[operators] >= trained[step]) & (step > 0)
+        rows, step = operators[after], step[after]
+        layers = timeline.named(LAYER)[rows]
+        evaluated, first = np.unique(step[layers], return_index=True)
+        if 2 * len(evaluated) < max(1, len(edges)):
+            return NONE, NO_ROWS
+        lines = timeline.source[rows[layers]]
+        mine = np.isin(timeline.source[rows], lines) if (lines >= 0).all() else np.isin(step, evaluated)
+        np.maximum.at(until, step[mine], timeline.end[rows[mine]])
+        when = intervals.union(timeline.start[rows[layers][first]], until[evaluated])
+        return intervals.subtract(intervals.intersect(when, self.judged), self.getting), rows[layers][first]
+
+    @cached_property
     def other_work(self) -> OtherWork:
         """What takes the GPU's idle time besides training: no line that launches kernels, waits for them, or loads."""
         timeline = self.timeline
-        busy = self.covered(self.converted[1] | self.on_host[0] | self.loop & timeline.where(Kind.WAIT))
-        busy = either(self.getting, busy)
-        calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | on_workers(timeline)
-        free = intervals.subtract(self.idle, either(busy, self.covered(self.loop & calls)))
-        line, when = self._other_line(free)
-        if line >= 0:
-            return OtherWork(timeline.lines[timeline.sources[line]], when, when, self.loop & (timeline.source == line))
+        calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | on_workers(timeline) | timeline.where(Kind.WAIT)
+        busy = either(self.getting, self.covered(self.loop & calls))
+        results = self.mask(Kind.COPY_D2H) & ~self.migrations & bool(self.steps)
+        results &= 2 * np.count_nonzero(results) >= (self.steps or 0)  # they are waited for in most steps
+        told = either(self.covered(self.converted[1] | self.on_host[0]), self.in_lines(self.using(results)))
+        free = intervals.subtract(self.idle, either(busy, told))
+        if (line := self._other_line(free)) >= 0:
+            mine = timeline.source == line
+            whole = intervals.subtract(self.in_lines(mine), busy)
+            when = intervals.intersect(whole, self.idle)
+            return OtherWork(timeline.lines[timeline.sources[line]], when, whole, self.loop & mine)
         gaps = intervals.subtract(free, self.covered(self.loop & timeline.where(Kind.OPERATOR, Kind.API)))
         gaps = NONE if len(self.at_lines[0]) else gaps[gaps[:, 1] - gaps[:, 0] > OTHER]
         return OtherWork(*self._seen_in(gaps), gaps, np.zeros(len(timeline), bool), seen=True)
@@ -1103,11 +1154,11 @@ class Evidence:
         place, when = max(found, key=lambda each: intervals.length(each[1]), default=("", NONE))
         return (place, when) if intervals.length(when) > LOOKED * self.window else ("", NONE)
 
-    def _other_line(self, free: Intervals) -> tuple[int, Intervals]:
-        """The number of the line that takes most of this time, and when; (-1, nothing) where there is none."""
+    def _other_line(self, free: Intervals) -> int:
+        """The number of the line that takes most of this time; -1 where there is none."""
         timeline, (rows, until) = self.timeline, self.at_lines
         if not (len(rows) and len(free)):
-            return -1, NONE
+            return -1
         times = np.bincount(
             timeline.source[rows],
             intervals.covered_within(free, timeline.start[rows], until),
@@ -1122,9 +1173,7 @@ class Evidence:
         loads = self.fetching | self.loop & self.handing_out | copying
         times[timeline.source[loads & (timeline.source >= 0)]] = 0  # the loop's own line, and one that only copies
         line = int(times.argmax())
-        if times[line] < OTHER_SHARE * self.window:
-            return -1, NONE
-        return line, intervals.intersect(self.in_lines(timeline.source == line), free)
+        return line if times[line] >= OTHER_SHARE * self.window else -1
 
     @cached_property
     def explained(self) -> Intervals:
@@ -1133,6 +1182,7 @@ class Evidence:
         Nor is a gap before work that was launched when it began, as between the kernels of a CUDA graph.
         """
         other = either(self.covered(self.on_host[0] | self.loop & self.does(Api.MEMORY)), self.other_work.when)
+        other = either(other, self.evaluating[0])
         rows = np.flatnonzero(self.here & (self.launched_by >= 0))
         if not (len(rows) and len(self.idle)):
             return other

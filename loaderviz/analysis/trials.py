@@ -64,7 +64,7 @@ class Trials:
 
     @cached_property
     def _loop(self) -> LoopModel:
-        return LoopModel(self.timeline)
+        return LoopModel(self.timeline, facts=self.facts)
 
     @cached_property
     def _replayed(self) -> Timeline | None:
@@ -88,7 +88,8 @@ class Trials:
         if not (before and now and steps) or after is None:
             return _not_replayed(finding, self._refused or self.why_not or "the timeline shows no steps")
         saved = now * (1 - after / before)  # both replays may be off by the same part
-        if saved < NO_USE * now:
+        lacking = self.facts.hindered if finding.parameters.get("workers") else 0  # cores, as workers would lack them
+        if saved < max(NO_USE, lacking) * now:
             return None
         kept = self.facts.mask(*KERNELS)
         if removal:
@@ -131,7 +132,7 @@ class Trials:
 
     def _without(self, removal: Removal | None) -> Timeline | None:
         try:
-            loop = LoopModel(self.timeline, removal) if removal else self._loop
+            loop = LoopModel(self.timeline, removal, self.facts) if removal else self._loop
             gpu = gpu_of(loop)
             config = changed(loop, pinned=True) if removal and removal.pinned else loop.config
             return replayed(loop, config, gpu, gpu, graphs=removal is not None and removal.graphs)
@@ -151,7 +152,8 @@ class Trials:
             self._refused = "an epoch ends with its slowest batch in any order"
             return None
         if not workers:  # the loop does all of it, one after the other
-            return facts.host_floor(either(facts.getting, facts.taking)).ns / facts.steps + computes + waits
+            own = facts.host_floor(either(facts.getting, facts.taking)).ns + facts.taking_late
+            return own / facts.steps + computes + waits
         own = facts.host_floor(facts.getting).ns / facts.steps
         if not facts.lanes_of("worker"):  # a replay would send each batch from one process to another, too
             sends, receives = crossing(facts)

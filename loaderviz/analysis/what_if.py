@@ -85,8 +85,8 @@ class LoopModel:
     Raises `WhatIfError` where the timeline does not show one.
     """
 
-    def __init__(self, timeline: Timeline, removal: Removal | None = None) -> None:
-        self.facts = facts = Evidence(timeline)
+    def __init__(self, timeline: Timeline, removal: Removal | None = None, facts: Evidence | None = None) -> None:
+        self.facts = facts = facts or Evidence(timeline)
         self.timeline, self._removal = timeline, (removal := removal or facts.removal())
         _check(facts)
         copies, first = facts.mask(Kind.COPY_H2D), self.timeline.start[self.facts.marks[0]]
@@ -851,7 +851,7 @@ class _LoopWork:
     def _time(self, name: str, observed: int, kind: Kind) -> int:
         if kind is not Kind.COMPUTE:
             return observed
-        scale = 1.0 if _UNSCALED.search(name) else self.scale
+        scale = 1.0 if self.scale == 1 or _UNSCALED.search(name) else self.scale
         if self.target.name != self.origin.name:
             scale *= slower(name, self.origin, self.target)
         if scale == 1:

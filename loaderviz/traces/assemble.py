@@ -24,6 +24,7 @@ import numpy as np
 
 from loaderviz import intervals, words
 from loaderviz.batches import STEP_RANGE, numbers_of
+from loaderviz.stations import is_package
 from loaderviz.timeline import (
     ARROW_COLUMNS,
     COPIES,
@@ -189,9 +190,10 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> _Part:
 
 
 def _sources(trace: RawTrace, rows: Rows, lanes: Lanes) -> tuple[Ints, list[str], list[Look]]:
-    """Return for each row of the host the nearest frame of Python outside torch, as a number, and the frames' lines.
+    """Return for each row of the host the nearest frame of the program, as a number, and the frames' lines.
 
-    The third is where the main thread is between its calls of torch, for each pause that is long enough to be told.
+    In a thread that has none of the program they are those of packages that no other package calls. The third
+    is where the main thread is between its calls of torch, for each pause that is long enough to be told.
     """
     result, table, looks = np.full(len(rows["start"]), -1, np.int32), dict[str, int](), list[Look]()
     apart: dict[int, list[tuple[int, int, int]]] = {}
@@ -201,8 +203,12 @@ def _sources(trace: RawTrace, rows: Rows, lanes: Lanes) -> tuple[Ints, list[str]
             found = begin, -(begin + length), table.setdefault(source, len(table))
             apart.setdefault(lane, []).append(found)
     by_lane, names = grouped(rows["lane"], int(rows["lane"].max(initial=-1)) + 1) if apart else [], list(table)
+    own = [not is_package(name) for name in names]
     for lane, found_here in apart.items():
-        frames = sorted(found_here)
+        frames = sorted(each for each in found_here if own[each[2]])
+        if not frames:
+            begins, ends, _ = np.array(frames := sorted(found_here)).T
+            frames = [frames[row] for row in np.flatnonzero(intervals.outermost(begins, -ends, int(begins[0])))]
         edges = [(-(2**62), -1)]  # from when on which frame is the innermost one
         stack, around = [-1], list[int]()  # open frames; for each frame the one that it is in
         for number, begin in enumerate([*(frame[0] for frame in frames), 2**62]):

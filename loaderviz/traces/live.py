@@ -345,6 +345,7 @@ def _nothing(*reasons: str) -> Timeline:
 # DataLoader uses.
 
 _NOTHING: AbstractContextManager[object] = nullcontext()
+_LONG = 50_000  # ns
 _OLD = "a DataLoader was being iterated when the recording began: the work of its workers is not in the timeline"
 _OTHER_THREAD = "a DataLoader was iterated in a second thread: its batches do not count as steps"
 
@@ -386,6 +387,7 @@ class LoaderRanges:
         self._began = self._ended = (swapped_in(), thread_lacked())
         self.sampler = Sampler()
         self._tensors: list[int] = []  # how many the first batches have
+        self._draws = list[tuple[int, int]]()  # when the order of a batch was drawn, if it took long
         self.notes: dict[str, None] = {}  # of the timeline, each once
         self.faults: dict[str, None] = {}
         self._folder, self._window = folder, window
@@ -447,7 +449,8 @@ class LoaderRanges:
         if sum(costs) > _DEAR:
             self.notes.setdefault(_STARTED.format(words.count(len(costs), "worker"), words.duration(sum(costs))))
         swapped, lacked = (end - begin for begin, end in zip(self._began, self._ended, strict=True))
-        return Own(readings, fetches, left, self.batches, self.mine, self.sampler.seen, swapped, lacked, self._tensors)
+        seen = self.sampler.seen, self._draws
+        return Own(readings, fetches, left, self.batches, self.mine, *seen, swapped, lacked, self._tensors)
 
     def began(self) -> None:
         """The profiler runs from now on."""
@@ -475,7 +478,10 @@ class LoaderRanges:
         return data
 
     def _next_index(self, original: Function, iterator: Any) -> Any:
+        began = perf_counter_ns()
         index = original(iterator)
+        if (now := perf_counter_ns()) - began >= _LONG and self.live and self._here() and not self._within:
+            self._draws.append((began, now))
         told = isinstance(index, Sequence) and index and index[0] is not None
         self._feed(iterator).sizes.append(len(index) if told else 0)
         return index

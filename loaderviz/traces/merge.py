@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, compress, pairwise
@@ -66,6 +67,7 @@ class Own:
     `readings`: before, inside and after each range named "clock"; `left`: iterator -> when its workers had all left;
     `batches`: (iterator, epoch, order) -> number of the batch; `mine`: what the main thread fetched itself, by batch,
     in order, None for what failed;
+    `seen`: looks at the main thread; `draws`: when the order of a batch was drawn, if it took long;
     `swapped` [bytes]: brought back from swap; `lacked` [ns]: the loop's thread found no core; `tensors`: how many some
     batches have.
     """
@@ -76,6 +78,7 @@ class Own:
     batches: dict[tuple[int, int, int], int]
     mine: Mapping[int, list[Fetch | None]]
     seen: Sequence[Look]
+    draws: Sequence[tuple[int, int]]
     swapped: int
     lacked: int
     tensors: Sequence[int] = ()
@@ -129,6 +132,7 @@ def merged(timeline: Timeline, own: Own) -> Timeline:
     timeline = replace(timeline, spans=timeline.spans | {"end": ends}).only(~host | inside)
     timeline, added = _with_workers(_completed(_translated(timeline, main), main, own), own, there, begin, end)
     looks, seen_inside = _looks(timeline, own.seen, there, begin, end)
+    looks = _drawn(looks, [(there.of(start), there.of(stop)) for start, stop in own.draws])
     (timeline, looks), usage = _let_go(_with_lines(timeline, seen_inside), looks), _usage(own, there, begin, end)
     timeline = replace(timeline, context=replace(timeline.context, looks=looks, usage=usage))
     if not added:
@@ -278,6 +282,22 @@ def _looks(
     calls = intervals.union(timeline.start[told], timeline.end[told])
     within = intervals.covers(calls, np.array([look.moment for look in looks], np.int64))
     return tuple(compress(looks, ~within)), tuple(compress(looks, within))
+
+
+def _drawn(looks: tuple[Look, ...], draws: Sequence[tuple[int, int]]) -> tuple[Look, ...]:
+    """Let the looks into a sampler of the program stand for all of the time in which orders are drawn.
+
+    A look comes late, or in few draws, where the sampler keeps the interpreter, or others have the cores.
+    """
+    when = intervals.union(*np.array(draws, np.int64).reshape(-1, 2).T)
+    within = intervals.covers(when, np.array([look.moment for look in looks], np.int64))
+    lines = Counter(look.line for look in compress(looks, within))
+    if not lines:
+        return looks
+    line = lines.most_common(1)[0][0]
+    return tuple(
+        sorted((*compress(looks, ~within), *(Look(start, stop - start, line) for start, stop in when.tolist())))
+    )
 
 
 def _with_lines(timeline: Timeline, inside: Sequence[Look]) -> Timeline:

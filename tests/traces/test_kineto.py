@@ -597,6 +597,18 @@ def test_operators_know_the_nearest_line_outside_torch(tmp_path, indent):
     assert "with_stack=True" in advise(read_events(tmp_path, *loop())).judged
 
 
+@pytest.mark.parametrize("program", [True, False])
+def test_operators_know_the_line_of_the_program_or_the_outermost_of_a_package(tmp_path, program):
+    frames = {
+        "train.py(30): <module>": (0, 1_000),
+        "/venv/lib/python3.11/site-packages/trainer/run.py(7): run": (10, 300),
+        "torchvision/models/resnet.py(266): forward": (20, 100),
+    }
+    events = [frame(name, BASE + begin, length) for name, (begin, length) in list(frames.items())[1 - program :]]
+    timeline = read(write(tmp_path, json.dumps(trace(*events, op("aten::conv2d", BASE + 35, 9)))))
+    assert timeline.lines[timeline.row(0).source] == ("train.py:30" if program else "run.py:7")
+
+
 def nested(count, most):
     """Nested frames of one thread at random, (begin, end) in µs below `most`, and their events."""
     frames, stack = [], []

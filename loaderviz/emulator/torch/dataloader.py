@@ -635,6 +635,7 @@ STACKING = frozenset(["stack", "cat"])
 # `Host.fetch_per_sample` is for a sample of two tensors, of which each is taken once and stacked. On this machine
 # taking one is x[i] in 0.82 us, and to stack it takes 0.39 us: a third and a sixth of 2.4 us.
 TENSORS, TAKES, STACKS = 2, 3, 6
+NOTED = 100_000  # ns: an operator of a fetch that takes so long is noted with its line
 
 
 OPENS = ("builtins", "open"), ("io", "open"), ("tarfile", "bltn_open"), ("bz2", "_builtin_open")  # pathlib's is io's
@@ -793,7 +794,10 @@ class Meter(TorchDispatchMode):
                 else:
                     took = self.host.sample_time(*host_work(operator, args, kwargs, result))
                     filtering = sampled(operator.base, args, result) * SAMPLING["per_byte"] // 1000
-                    self.work += self.host.dispatch + max(took, filtering * self.host.transforms // FULL)
+                    took = max(took, filtering * self.host.transforms // FULL)
+                    self.work += self.host.dispatch + took
+                    if took >= NOTED:
+                        self.note(Cause.TRANSFORM, took)
             return result
         finally:
             self._inside -= 1

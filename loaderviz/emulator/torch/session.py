@@ -39,7 +39,7 @@ from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.imports import held
 from loaderviz.machine import COARSE, TICKS, shared_memory, tick
-from loaderviz.stations import Sampler
+from loaderviz.stations import Sampler, is_package, is_program
 from loaderviz.timeline import Cause, Context, Timeline
 
 if TYPE_CHECKING:
@@ -464,20 +464,24 @@ class Session(HostThread, TensorMemory):
         return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
     def caller(self, depth: int = 1) -> FrameType | None:
-        """Return the nearest frame neither torch's nor ours (unless its module is an example).
+        """Return the nearest frame of the program, or of an example of ours; without one a package's outermost.
 
-        At least the next `depth` ones are.
+        The next `depth` ones are none.
         """
         frame: FrameType | None = sys._getframe(depth)
-        internal = self._internal
+        internal, outermost = self._internal, None
         while frame is not None:
             if (file := frame.f_code.co_filename) not in internal:
                 example = frame.f_globals.get("__user_code__")  # set in a module of ours that stands for a program
-                if example or not file.startswith(NOT_USER_CODE):
+                own = file.startswith(NOT_USER_CODE)
+                if example or (not own and is_program(file)):
                     return frame
-                internal.add(file)
+                if own:
+                    internal.add(file)
+                elif is_package(file):
+                    outermost = frame
             frame = frame.f_back
-        return None
+        return outermost
 
     def mark_source(self, batch: int = -1) -> None:
         """Let the spans made from now on carry the caller's line, and this batch, or else that of the loop."""
