@@ -404,17 +404,11 @@ class Numbers {
   }
 
   copy() {
-    const done = () => {
-      this.copied.textContent = this.texts["numbers-copied"];
-    };
-    const select = () => {
-      this.link.select();
-      const isDone = document.execCommand("copy");
-      if (isDone) done();
-      else this.copied.textContent = this.texts["numbers-by-hand"];
-    };
-    if (navigator.clipboard) navigator.clipboard.writeText(this.link.value).then(done, select);
-    else select();
+    const { texts } = this,
+      done = isCopied => {
+        this.copied.textContent = isCopied ? texts["numbers-copied"] : texts["numbers-by-hand"];
+      };
+    toClipboard(this.link.value, () => this.link.select(), done);
   }
 }
 

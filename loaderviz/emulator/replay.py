@@ -70,6 +70,11 @@ class LoaderConfig:
         return self.pin and not self.pinned_before
 
     @property
+    def in_threads(self) -> bool:
+        """Whether there are workers, and they are threads."""
+        return self.threads and self.workers > 0
+
+    @property
     def warmup(self) -> int:
         """Steps in which memory is allocated and queues fill."""
         return PREFETCH_FACTOR * max(self.workers, 2) + self.depth + 2
@@ -144,10 +149,10 @@ class DataLoader:
     def __init__(self, runtime: Runtime, config: LoaderConfig, work: Work) -> None:
         self.runtime, self.config, self.work = runtime, config, work
         self.pool = PinnedPool(runtime)
-        self.number = 0
+        self.number = self.begun = 0  # how many batches the loop has asked for, and workers have begun
         self.schedule = LoaderSchedule(runtime, config.workers)
-        self.prepared = deque[tuple[int, HostBatch]]()  # by threads, as soon as they are asked for
-        if config.threads and config.workers and runtime.host.switch_interval:
+        self.prepared = deque[tuple[int, HostBatch]]()
+        if config.in_threads and runtime.host.switch_interval:
             runtime.shared.share_lock()
 
     def next(self) -> HostBatch:
@@ -167,19 +172,18 @@ class DataLoader:
                 took = runtime.host.dispatch + runtime.host.pin_time(nbytes)
                 runtime.host_work(took, f"pin batch {number}", Kind.PIN, nbytes=nbytes, pinned=True)
             return HostBatch(batch.tensors, tuple(blocks))
-        if self.config.threads:
-            self._prepare_all()
-            ready, prepared = self.prepared.popleft()
-        else:
-            ready, prepared = self._prepare(number)
+        # threads hold the interpreter's lock from when they have an order, not when the loop asks for the batch
+        self._prepare_all(len(self.schedule.ordered) if self.config.threads else self.number)
+        ready, prepared = self.prepared.popleft()
         sent = not (self.config.pins or self.config.threads)
         self.schedule.hand_out(ready, runtime.host.receiving(batch.parcel) if sent else 0)
         return prepared
 
-    def _prepare_all(self) -> None:
-        """Threads hold the interpreter's lock from when they have an order, not when the loop asks for the batch."""
-        for number in range(self.number - 1 + len(self.prepared), len(self.schedule.ordered)):
+    def _prepare_all(self, until: int) -> None:
+        """Workers prepare the batches before that one."""
+        for number in range(self.begun, until):
             self.prepared.append(self._prepare(number))
+        self.begun = until
 
     def _prepare(self, number: int) -> tuple[int, HostBatch]:
         """A worker fetches a batch, and the pin thread pins it; return when it is ready [ns]."""
@@ -204,12 +208,7 @@ class DataLoader:
 
     def finish(self) -> None:
         """Note what workers and pin thread do for batches that were ordered and not yet asked for."""
-        if self.config.threads and self.config.workers:
-            self.number += 1
-            self._prepare_all()
-            return
-        for number in range(self.number, len(self.schedule.ordered)):
-            self._prepare(number)
+        self._prepare_all(len(self.schedule.ordered))
 
 
 class Replay:

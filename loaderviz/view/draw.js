@@ -535,8 +535,12 @@ function labelsOf(view, bar) {
 
 const causeWords = words => [
   words,
-  { "waiting for data": "data", synchronize: "sync", "page-locking": "locking" }[words] ??
-    words.split(/[ -]/)[0],
+  {
+    "waiting for data": "data",
+    "waiting for Python's lock": "lock",
+    synchronize: "sync",
+    "page-locking": "locking",
+  }[words] ?? words.split(/[ -]/)[0],
 ];
 
 /** Write the longest of some texts that fits into the visible part of a bar; nothing where nothing

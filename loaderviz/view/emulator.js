@@ -13,15 +13,7 @@ const SECOND = 1_000_000_000,
 const PAGEABLE_ASYNC = 65_536,
   PREFETCH_FACTOR = 2;
 const KIND = { compute: 0, h2d: 2, api: 6, operator: 7, fetch: 8, pin: 9, wait: 10, range: 11 };
-const CAUSE = {
-  none: 0,
-  staging: 1,
-  synchronize: 2,
-  queueFull: 3,
-  pageLocking: 4,
-  allocation: 5,
-  data: 6,
-};
+const CAUSE = { staging: 1, synchronize: 2, full: 3, locking: 4, allocation: 5, data: 6, gil: 13 };
 const LAUNCH = 0,
   WAITED = 1; // kinds of arrows
 
@@ -34,6 +26,8 @@ function ceilOf(a, b, c) {
 }
 
 const floorOf = (a, b) => (a - (a % b)) / b;
+/** floor(a * b / 1000) of whole numbers, as exact. */
+const thousandths = (a, b) => Number((BigInt(a) * BigInt(b)) / BigInt(FULL));
 const pages = nbytes => ceilOf(nbytes, 1, PAGE);
 
 /** First place in a sorted list at which `value` could stand; after its equals if `right`. */
@@ -126,7 +120,13 @@ class Host {
 /** The use of one host's cores; main thread first, then batches in their order. */
 class Shared {
   constructor(host) {
-    Object.assign(this, { host, times: [0], used: [0], main: 0, loader: null });
+    Object.assign(this, { host, times: [0], used: [0], main: 0, loader: null, lock: null });
+  }
+
+  /** Workers are threads of the main one's process: one at a time has the interpreter's lock. */
+  shareLock() {
+    const one = { cores: 1, siblings: 1, contention: 0 };
+    this.lock = new Shared(Object.assign(Object.create(this.host), one));
   }
 
   mainRests(start, end) {
@@ -167,11 +167,24 @@ class Shared {
     return [pieces[0][0], start];
   }
 
+  /** When a thread that is ready at `start` has done so much Python, after all that came before. */
+  python(start, work) {
+    return this.lock ? this.lock.compute(start, work, 0)[1] : start + work;
+  }
+
+  /** When a worker begins and ends so much work; `python` ns of it, first, need the lock. */
+  fetched(start, work, python, now) {
+    if (!this.lock || !python) return this.compute(start, work, now);
+    const [first, end] = this.lock.compute(start, python, 0);
+    this.take(first, end);
+    return [first, this.compute(end, work - python, now)[1]];
+  }
+
   /** How long a copy within the host's memory takes, beside the workers that are busy then. */
   crowded(time, at) {
     const busy = this.loader?.busyWorkers(at) ?? 0;
     const most = Math.min(busy, this.host.cores || busy);
-    return Number((BigInt(time) * BigInt(1000 + this.host.crowding * most)) / 1000n);
+    return thousandths(time, FULL + this.host.crowding * most);
   }
 }
 
@@ -185,10 +198,10 @@ class LoaderSchedule {
     runtime.shared.loader = this;
   }
 
-  fetch(batch, worker, took, nbytes, source) {
+  fetch(batch, worker, took, python, nbytes, source) {
     const { runtime } = this,
       start = Math.max(this.ordered[batch], this.free[worker]);
-    const [first, ready] = runtime.shared.compute(start, took, runtime.now);
+    const [first, ready] = runtime.shared.fetched(start, took, python, runtime.now);
     this.free[worker] = ready;
     this.fetched++;
     this.took = ready - start;
@@ -211,12 +224,12 @@ class LoaderSchedule {
     return busy;
   }
 
-  pin(batch, ready, nbytes, locks) {
+  pin(batch, ready, nbytes, receiving, locks) {
     const { runtime } = this,
       { host, shared } = runtime,
       begun = Math.max(ready, this.pinFree);
     const copying = shared.crowded(host.pinning(nbytes), begun);
-    const work = host.receiving(nbytes) + locks(begun) + copying;
+    const work = receiving + locks(begun) + copying;
     const [start, end] = shared.compute(begun, work, runtime.now);
     this.pinFree = end;
     const lane = runtime.lane("pin thread", "host", "pin"),
@@ -275,7 +288,7 @@ class Runtime {
     nbytes = -1,
     correlation = -1,
     pinned = null,
-    cause = CAUSE.none,
+    cause = 0,
     source = 0,
   }) {
     const row = { start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source };
@@ -286,6 +299,11 @@ class Runtime {
     const { now: end, main: lane, batch, source } = this;
     const row = { start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source };
     return this.span(row);
+  }
+
+  /** The last command of each stream. */
+  get lasts() {
+    return this.streams.map(stream => stream.last);
   }
 
   stream() {
@@ -333,10 +351,7 @@ class Runtime {
   }
 
   synchronizeDevice() {
-    this.synchronize(
-      "cudaDeviceSynchronize",
-      this.streams.map(stream => stream.last),
-    );
+    this.synchronize("cudaDeviceSynchronize", this.lasts);
   }
 
   launch(work, name) {
@@ -375,30 +390,32 @@ class Runtime {
 
   pageLock(nbytes) {
     const start = this.now;
-    this.blockUntil(this.now + this.host.pageLockTime(nbytes), CAUSE.pageLocking);
+    this.blockUntil(this.now + this.host.pageLockTime(nbytes), CAUSE.locking);
     this.note(start, "cudaHostAlloc", KIND.api, { nbytes });
   }
 
   malloc(nbytes) {
-    const start = this.now;
-    this.now += this.gpu.mallocTime(nbytes);
-    this.note(start, "cudaMalloc", KIND.api, { nbytes });
+    this.call("cudaMalloc", this.gpu.mallocTime(nbytes), { nbytes });
   }
 
   free(nbytes) {
     const start = this.now;
-    this.block(
-      this.streams.map(stream => stream.last),
-      CAUSE.allocation,
-    );
+    this.block(this.lasts, CAUSE.allocation);
     this.now += this.gpu.mallocTime(nbytes);
     this.note(start, "cudaFree", KIND.api, { nbytes });
   }
 
-  work(duration, name, kind) {
+  work(duration, name, kind, about) {
     const start = this.now;
-    this.now += duration;
-    this.note(start, name, kind);
+    this.needs(duration);
+    this.note(start, name, kind, about);
+  }
+
+  /** The host does `duration` ns of Python, after threads that hold Python's lock (R53). */
+  needs(duration) {
+    const end = this.shared.python(this.now, duration);
+    this.blockUntil(end - duration, CAUSE.gil);
+    this.now = end;
   }
 
   waitForData(until) {
@@ -406,13 +423,15 @@ class Runtime {
     this.blockUntil(until, CAUSE.data);
   }
 
-  call(name, cost) {
-    this.work(cost, name, KIND.api);
+  call(name, cost, about) {
+    const start = this.now;
+    this.now += cost;
+    this.note(start, name, KIND.api, about);
   }
 
   waitForPlace(stream) {
     while (stream.waiting(this.now) >= this.gpu.queue_depth) {
-      this.block([stream.queue[stream.over]], CAUSE.queueFull);
+      this.block([stream.queue[stream.over]], CAUSE.full);
     }
   }
 
@@ -434,17 +453,8 @@ class Runtime {
     const { last } = stream,
       gap = last?.kind === KIND.compute && kind === KIND.compute;
     const start = Math.max(ready, (last?.end ?? 0) + (gap ? this.gpu.queue_gap : 0));
-    const command = {
-      stream,
-      kind,
-      start,
-      end: start + work,
-      number: 0,
-      awaits: [],
-      about: null,
-      api: -1,
-      row: -1,
-    };
+    const end = start + work,
+      command = { stream, kind, start, end, number: 0, awaits: [], about: null, api: -1, row: -1 };
     stream.queue.push(command);
     return (stream.last = command);
   }
@@ -463,7 +473,7 @@ class Runtime {
 
   /** What happened from a time on: lanes, rows in order of start, arrows as [tail, head, kind]. */
   timeline(begin) {
-    this.now = Math.max(this.now, ...this.streams.map(stream => stream.last?.end ?? 0));
+    this.now = Math.max(this.now, ...this.lasts.map(last => last?.end ?? 0));
     if (this.now > Number.MAX_SAFE_INTEGER) {
       throw new SettingsError("the steps last longer than 104 days; give smaller times or batches");
     }
@@ -716,6 +726,9 @@ class Replay {
     this.side = this.onSide ? runtime.stream() : this.compute;
     const pins = this.pin && !this.pinned_before;
     Object.assign(this, { pins, number: 0, holds: null, x: null, ring: [], queue: [], begun: [] });
+    Object.assign(this, { prepared: [], sends: this.workers > 0 && !this.threads });
+    this.receiving = this.sends ? host.receiving(nbytes) : 0;
+    if (this.threads && this.workers && host.switch_interval) runtime.shared.shareLock();
   }
 
   run(tables) {
@@ -731,7 +744,7 @@ class Replay {
       this.train();
     }
     this.synchronize();
-    if (!resident) while (this.number < this.schedule.ordered.length) this.prepare(this.number++);
+    if (!resident) this.prepareAll(this.schedule.ordered.length);
     this.begun.forEach(([start, batch], at) => {
       const end = this.begun[at + 1]?.[0] ?? runtime.now;
       const name = `batch ${batch}: ${this.batch_size} samples`;
@@ -752,7 +765,7 @@ class Replay {
   launch(name, time) {
     const { runtime } = this,
       start = runtime.now;
-    runtime.now += runtime.host.stepOperator();
+    runtime.needs(runtime.host.stepOperator());
     runtime.launch(time, name);
     runtime.note(start, `aten::${name}`);
   }
@@ -770,39 +783,40 @@ class Replay {
 
   /** The loader gives the main thread its next batch: its pinned block, null if it has none. */
   next() {
-    const { runtime, number } = this,
+    const { runtime, nbytes, number } = this,
       { host } = runtime;
     this.number++;
     runtime.batch = number;
     this.at("loop");
     if (this.workers) {
-      const [ready, batch] = this.prepare(number);
-      this.schedule.handOut(ready, this.pins ? 0 : host.receiving(this.nbytes));
+      this.prepareAll(this.threads ? this.schedule.ordered.length : number + 1);
+      const [ready, batch] = this.prepared.shift();
+      this.schedule.handOut(ready, this.pins ? 0 : this.receiving);
       return batch;
     }
     runtime.work(this.fetchTime, `fetch batch ${number}`, KIND.fetch);
     if (!this.pins) return { block: null, pinned: this.pin };
-    const block = this.pinned.allocate(this.nbytes),
-      start = runtime.now,
-      about = { pinned: true };
-    runtime.now += host.dispatch + host.pinTime(this.nbytes);
-    runtime.note(start, `pin batch ${number}`, KIND.pin, { ...about, nbytes: this.nbytes });
+    const block = this.pinned.allocate(nbytes),
+      took = host.dispatch + host.pinTime(nbytes);
+    runtime.work(took, `pin batch ${number}`, KIND.pin, { nbytes, pinned: true });
     return { block, pinned: true };
   }
 
+  /** Workers prepare the batches before that one. */
+  prepareAll(until) {
+    while (this.schedule.fetched < until) this.prepared.push(this.prepare(this.schedule.fetched));
+  }
+
   prepare(number) {
-    const {
-        nbytes,
-        schedule,
-        workers,
-        runtime: { host },
-      } = this,
-      source = this.line("fetch");
-    const took = this.fetchTime + host.sending(nbytes);
-    let ready = schedule.fetch(number, number % workers, took, nbytes, source),
+    const { nbytes, schedule, workers, fetchTime, receiving } = this,
+      { host } = this.runtime;
+    const took = fetchTime + (this.sends ? host.sending(nbytes) : 0);
+    const python = thousandths(fetchTime, this.python);
+    const source = this.line("fetch");
+    let ready = schedule.fetch(number, number % workers, took, python, nbytes, source),
       block = null;
     if (this.pins) {
-      ready = schedule.pin(number, ready, nbytes, start => {
+      ready = schedule.pin(number, ready, nbytes, receiving, start => {
         block = this.pinned.allocateAt(nbytes, start);
         return block.isNew ? host.pageLockTime(block.size) : 0;
       });
@@ -884,7 +898,7 @@ class Replay {
       start = runtime.now;
     runtime.now += runtime.host.dispatch;
     if (this.non_blocking) batch.block?.streams.add(this.side);
-    runtime.memcpy(nbytes, this.side, batch.pinned, !this.non_blocking, this.workers > 0);
+    runtime.memcpy(nbytes, this.side, batch.pinned, !this.non_blocking, this.sends);
     runtime.note(start, "aten::copy_");
     return memory;
   }
@@ -925,7 +939,6 @@ class Replay {
 export function simulate(settings, tables, line = () => 0) {
   const unknown = Object.keys(settings).filter(name => !(name in tables.settings));
   if (unknown.length) throw new SettingsError(`the page cannot show ${unknown.join(", ")}`);
-  if (settings.threads) throw new SettingsError("the page cannot show threads");
   const all = { ...tables.settings, ...settings },
     machine = tables.gpus[all.gpu];
   if (!machine) throw new SettingsError(`the page does not know the GPU ${all.gpu}`);

@@ -16,6 +16,9 @@ function perSecond(value) {
   return value >= 100 ? number(rounded(value)) : `${Number(value.toPrecision(3))}`;
 }
 
+const inThreads = ({ threads, workers }) => threads && workers > 0;
+const held = python => share(python / FULL);
+
 /** The state in one line, as `Settings.words` has it. */
 function stateWords(settings, { texts, gpus }) {
   const bytes = size(settings.sample_bytes).replace("bytes", "B"),
@@ -23,10 +26,11 @@ function stateWords(settings, { texts, gpus }) {
   const state = `${short}${texts.comma}${number(settings.batch_size)} × ${bytes}`;
   if (settings.resident) return `${state}${texts.comma}${texts.resident}`;
   const policy = settings.lifetime === "consumer" ? "" : ` (${settings.lifetime})`;
-  const values = { ...settings, policy };
+  const values = { ...settings, policy, held: held(settings.python) };
+  const kind = inThreads(settings) ? "thread" : "worker";
   return [
     state,
-    fill(settings.workers === 1 ? texts.worker : texts.workers, values),
+    fill(texts[settings.workers === 1 ? kind : `${kind}s`], values),
     settings.pin ? texts.pinned : texts.pageable,
     settings.non_blocking && texts.non_blocking,
     settings.side_stream ? fill(texts.side, values) : texts.one_stream,
@@ -68,13 +72,17 @@ function remedyOf(cause, settings, summary, tables) {
     return missing.length ? fill(texts.hide, { missing: names }) : texts.long_copy;
   }
   if (cause.startsWith("idle: host in")) return texts.launching;
-  if (!cause.endsWith("waiting for data")) return "";
+  const isFetching = [CAUSE.data, CAUSE.gil].some(each => cause.endsWith(tables.causes[each]));
+  if (!isFetching) return "";
   const host = new Host(tables.host, 1),
-    nbytes = settings.batch_size * settings.sample_bytes;
-  const pinning = host.receiving(nbytes) + (settings.pin ? host.pinning(nbytes) : 0);
+    nbytes = settings.batch_size * settings.sample_bytes,
+    sends = !inThreads(settings);
+  const pinning = sends * host.receiving(nbytes) + (settings.pin ? host.pinning(nbytes) : 0);
   const work = host.fetchTime(nbytes) + settings.batch_size * settings.fetch_per_sample;
-  const fetching = work + host.sending(nbytes),
-    each = fetching / Math.max(1, settings.workers);
+  const fetching = work + sends * host.sending(nbytes),
+    each = fetching / Math.max(1, settings.workers),
+    locked = sends ? 0 : thousandths(work, settings.python);
+  if (locked >= Math.max(each, pinning)) return fill(texts.lock, { time: duration(locked) });
   return each >= pinning
     ? fill(texts.more_workers, { time: duration(fetching) })
     : fill(texts.pin_thread, { time: duration(pinning) });
@@ -87,15 +95,19 @@ function programOf(settings, tables) {
   const side = loads && settings.side_stream,
     ahead = loads && settings.depth > 0;
   const slow = loads && settings.fetch_per_sample > 0,
-    ring = side && policy.ring;
+    ring = side && policy.ring,
+    pool = loads && inThreads(settings);
   const true_ = {
     loads,
     side,
     ahead,
     slow,
     ring,
-    again: ahead || ring,
-    library: ahead || ring || slow,
+    pool,
+    pins: settings.pin,
+    queue: ahead || pool,
+    again: ahead || ring || pool,
+    library: ahead || ring || pool || slow,
     own: side && policy.of_consumer,
     waits: side && policy.waits,
     records: side && policy.records,
@@ -106,6 +118,8 @@ function programOf(settings, tables) {
     samples: tables.samples,
     took: duration(settings.compute),
     buffers: depth + 1,
+    held: held(settings.python),
+    ordered: PREFETCH_FACTOR * settings.workers,
     inner: ahead ? "    " : "",
     seconds: general(settings.fetch_per_sample / 1e9),
     pinned: settings.pin ? ", pin_memory=True" : "",
@@ -210,6 +224,7 @@ const SLIDERS = {
   compute: [steps(3, 9, [1, 1.5, 2, 3, 4.4, 6, 8.8]), duration],
   kernels: [[1, 2, 4, 8, 12, 17, 24, 32, 48, 64]],
   workers: [upTo(13)],
+  python: [upTo(11).map(tenth => tenth * 100), held],
   ranks_on_host: [[1, 2, 4, 8, 16]],
   fetch_per_sample: [[0, ...steps(3, 6, [1, 2, 5]), 1e6], duration],
   depth: [upTo(9)],
@@ -217,20 +232,11 @@ const SLIDERS = {
   pageable_rate: [RATES, value => `${bytesOf(value)}/s`],
 };
 const CHECKS = ["pin", "non_blocking", "side_stream"];
-const OF_LOADING = [
-  "workers",
-  "ranks_on_host",
-  "fetch_per_sample",
-  "pin",
-  "non_blocking",
-  "side_stream",
-  "depth",
-  "lifetime",
-];
+const WORKERS = ["workers", "threads", "python", "ranks_on_host", "fetch_per_sample", ...CHECKS];
 const GROUPS = {
   machine: ["gpu", "pinned_rate", "pageable_rate"],
   work: ["resident", "batch_size", "sample_bytes", "compute", "kernels"],
-  loading: OF_LOADING,
+  loading: [...WORKERS, "depth", "lifetime"],
 };
 
 /** The value of a slider in words, with its unit. */
@@ -340,9 +346,10 @@ class Explorer {
   /** What a list offers: its words, and the value that each sets. */
   get choices() {
     const same = table => Object.fromEntries(Object.keys(table).map(name => [name, name]));
-    const { labels } = this.tables,
-      where = { [labels.in_host]: false, [labels.in_gpu]: true };
-    return { gpu: same(this.tables.gpus), lifetime: same(this.tables.lifetimes), resident: where };
+    const { labels, gpus, lifetimes } = this.tables,
+      resident = { [labels.in_host]: false, [labels.in_gpu]: true },
+      threads = { [labels.processes]: false, [labels.in_threads]: true };
+    return { gpu: same(gpus), lifetime: same(lifetimes), resident, threads };
   }
 
   slider(name) {
@@ -409,12 +416,12 @@ class Explorer {
   }
 
   showControls() {
-    const { settings } = this;
+    const { settings } = this,
+      { workers: threads, side_stream: lifetime } = settings,
+      isAsked = { threads, lifetime, python: inThreads(settings) };
     for (const [name, { node, set }] of Object.entries(this.controls)) {
       if (this.shown?.[name] !== settings[name]) set(settings[name]);
-      node.disabled = settings.resident
-        ? OF_LOADING.includes(name)
-        : name === "lifetime" && !settings.side_stream;
+      node.disabled = settings.resident ? GROUPS.loading.includes(name) : !(isAsked[name] ?? true);
       node.parentNode.classList.toggle("lv-off", node.disabled);
     }
     Object.values(this.tables.presets).forEach((preset, at) => {
@@ -462,7 +469,6 @@ class Explorer {
     });
   }
 
-  /** Without `https` a page has no clipboard: then the code is selected and copied. */
   copy(node) {
     const done = () => {
       node.textContent = this.tables.labels.copied;
@@ -470,17 +476,20 @@ class Explorer {
         node.textContent = this.tables.labels.copy_code;
       }, 1500);
     };
-    const select = () => {
-      const selection = getSelection();
-      selection.selectAllChildren(this.code);
-      document.execCommand("copy");
-      selection.removeAllRanges();
-      done();
-    };
-    const { clipboard } = navigator;
-    if (clipboard) clipboard.writeText(this.now.program.text).then(done, select);
-    else select();
+    const select = () => getSelection().selectAllChildren(this.code);
+    toClipboard(this.now.program.text, select, done);
   }
+}
+
+/** Without `https` a page has no clipboard: then what `select` selects is copied. */
+function toClipboard(text, select, done) {
+  const byHand = () => {
+    select();
+    done(document.execCommand("copy"));
+  };
+  const { clipboard } = navigator;
+  if (clipboard) clipboard.writeText(text).then(() => done(true), byHand);
+  else byHand();
 }
 
 /** JupyterLab takes single keys for its cells, and the focus; Shift+Enter and Ctrl+S stay its. */

@@ -8,7 +8,7 @@ const FEW = 3,
   OUTLIER = 10,
   RARE = 100,
   DEPTH = 4;
-const TOLD = [CAUSE.data, CAUSE.allocation, CAUSE.pageLocking];
+const TOLD = [CAUSE.data, CAUSE.allocation, CAUSE.locking];
 
 // --------------------------------------------------------------------------------------- intervals
 
@@ -341,18 +341,7 @@ function whereOf({ window, step, breakdown }) {
   }));
 }
 
-const COLUMNS = [
-  "start",
-  "end",
-  "style",
-  "name",
-  "batch",
-  "nbytes",
-  "cause",
-  "pinned",
-  "source",
-  "hidden",
-];
+const COLUMNS = "start end style name batch nbytes cause pinned source hidden".split(" ");
 
 /** Head and columns of the view for `parts`, each a timeline and its summary, and maybe its name.
  *

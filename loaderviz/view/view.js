@@ -951,25 +951,10 @@ function watchHosts() {
 }
 
 // of a view, by its hook
-const SEEN = ["window", "frames", "drawn", "head", "text", "model", "time", "selection"];
-const DONE = [
-  "at",
-  "rect",
-  "lanes",
-  "shares",
-  "buckets",
-  "select",
-  "go",
-  "play",
-  "pause",
-  "place",
-  "destroy",
-  "toggle",
-  "search",
-  "setTime",
-  "zoom",
-  "pan",
-];
+const [SEEN, DONE] = [
+  "window frames drawn head text model time selection",
+  "at rect lanes shares buckets select go play pause place destroy toggle search setTime zoom pan",
+].map(names => names.split(" "));
 let counter = 0;
 
 /** Put a view into an element, in place of what is there (but slot="below"). Returns `host.lv`, the

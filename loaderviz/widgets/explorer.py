@@ -26,6 +26,7 @@ from typing import Any
 
 from loaderviz import words
 from loaderviz.emulator.hardware import GB, GPUS, Gpu, Host, Parcel, ceil_div
+from loaderviz.emulator.host import PREFETCH_FACTOR
 from loaderviz.emulator.replay import LIFETIMES, PRESETS, Batch, Lifetime, LoaderConfig, Replay, launch
 from loaderviz.emulator.runtime import Runtime
 from loaderviz.errors import LoadervizError
@@ -50,6 +51,7 @@ _LIMITS = {  # smallest and largest value that makes sense
     "kernels": (1, 200),
     "fetch_per_sample": (0, 10**9),
     "workers": (0, 64),
+    "python": (0, 1000),
     "ranks_on_host": (1, 64),
     "depth": (0, 16),
     "steps": (1, 100),
@@ -81,9 +83,10 @@ class Settings(LoaderConfig):
 
     `compute` is the time of a batch's kernels [ns], spread over `kernels` launches; `fetch_per_sample` is what the data
     set's own work costs a worker [ns a sample]; `ranks_on_host` equal processes share the host; `pinned_rate` and
-    `pageable_rate` are the link's [bytes/s]. `depth` batches are copied ahead. `lifetime` says what protects a batch's
-    memory when a side stream copies. With `resident` the data set lives on the GPU, and all that concerns loading and
-    copying has no effect. `steps` are drawn.
+    `pageable_rate` are the link's [bytes/s]. With `threads` the workers are threads of the loop's process, and `python`
+    thousandths of a fetch hold the interpreter's lock. `depth` batches are copied ahead. `lifetime` says what protects
+    a batch's memory when a side stream copies. With `resident` the data set lives on the GPU, and all that concerns
+    loading and copying has no effect. `steps` are drawn.
 
     Raises `SettingsError` for a number out of range or an unknown choice.
     """
@@ -106,11 +109,9 @@ class Settings(LoaderConfig):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 given = {"name": name, "value": repr(value), "least": f"{least:,}", "most": f"{most:,}"}
                 raise SettingsError(TEXTS["number"].format(**given))
-        for name in ("pin", "non_blocking", "side_stream", "resident"):
+        for name in ("pin", "non_blocking", "side_stream", "resident", "threads"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingsError(TEXTS["truth"].format(name=name, value=repr(getattr(self, name))))
-        if self.threads:
-            raise SettingsError(TEXTS["no_threads"])
         if self.lifetime not in LIFETIMES:
             given = {"name": "lifetime", "value": repr(self.lifetime), "names": ", ".join(LIFETIMES)}
             raise SettingsError(TEXTS["choice"].format(**given))
@@ -130,6 +131,11 @@ class Settings(LoaderConfig):
         work = Host.preset(HOST).fetch_time(self.batch_size, self.nbytes, batched=True)
         return work + self.batch_size * self.fetch_per_sample
 
+    @property
+    def held(self) -> str:
+        """The part of a fetch in which a thread has Python's lock, in words."""
+        return words.share(self.python / 1000)
+
     def machine(self) -> Gpu:
         """Return the emulated GPU: the preset, with the link's rates of these settings."""
         linked = Gpu.preset(self.gpu).behind(self.pinned_rate, self.pageable_rate)
@@ -141,11 +147,12 @@ class Settings(LoaderConfig):
         parts = [f"{_short(self.gpu)}, {self.batch_size:,} × {size}"]
         if self.resident:
             return f"{parts[0]}, {TEXTS['resident']}"
-        told = ["worker" if self.workers == 1 else "workers", "pinned" if self.pin else "pageable"]
+        kind = "thread" if self.in_threads else "worker"
+        told = [kind + "s" * (self.workers != 1), "pinned" if self.pin else "pageable"]
         told += ["non_blocking"] * self.non_blocking + ["side" if self.side_stream else "one_stream"]
         told += ["ahead"] * (self.depth > 0) + ["ranks"] * (self.ranks_on_host > 1)
         policy = "" if self.lifetime == "consumer" else f" ({self.lifetime})"
-        return ", ".join([*parts, *(TEXTS[name].format(policy=policy, **vars(self)) for name in told)])
+        return ", ".join([*parts, *(TEXTS[name].format(policy=policy, held=self.held, **vars(self)) for name in told)])
 
     def change(self, **values: Any) -> Settings:
         """Return the settings with some values changed. Raises `SettingsError`, with the names that exist."""
@@ -237,15 +244,18 @@ def program_of(settings: Settings) -> Listing:
     """Return the code for these settings."""
     loads, depth, policy = not settings.resident, settings.depth, LIFETIMES[settings.lifetime]
     side, ahead, slow = loads and settings.side_stream, loads and depth > 0, loads and settings.fetch_per_sample > 0
-    ring = side and policy.ring
+    ring, pool = side and policy.ring, loads and settings.in_threads
     true = {
         "loads": loads,
         "side": side,
         "ahead": ahead,
         "slow": slow,
         "ring": ring,
-        "again": ahead or ring,
-        "library": ahead or ring or slow,
+        "pool": pool,
+        "pins": settings.pin,
+        "queue": ahead or pool,
+        "again": ahead or ring or pool,
+        "library": ahead or ring or pool or slow,
         "own": side and policy.of_consumer,
         "waits": side and policy.waits,
         "records": side and policy.records,
@@ -259,6 +269,8 @@ def program_of(settings: Settings) -> Listing:
         pinned=", pin_memory=True" if settings.pin else "",
         shape=f'{settings.batch_size}, {settings.sample_bytes}, dtype=torch.uint8, device="cuda"',
         buffers=depth + 1,
+        held=settings.held,
+        ordered=PREFETCH_FACTOR * settings.workers,
         how=", non_blocking=True" if settings.non_blocking else "",
         batches="batch" if depth == 1 else f"{depth} batches",
     )
@@ -328,6 +340,8 @@ def explore(
     depth: int | None = None,
     lifetime: Lifetime | None = None,
     resident: bool | None = None,
+    threads: bool | None = None,
+    python: int | None = None,
     compute: int | None = None,
     kernels: int | None = None,
     fetch_per_sample: int | None = None,
@@ -457,11 +471,13 @@ def _remedy(cause: str, settings: Settings, summary: Summary, told: dict[str, di
         return texts["hide"].format(missing=texts["comma"].join(missing)) if missing else texts["long_copy"]
     if cause.startswith("idle: host in"):
         return texts["launching"]
-    if cause.endswith("waiting for data"):
-        host, parcel = Host.preset(HOST), Parcel(1, settings.nbytes)
-        pinning = host.receiving(parcel) + (host.pinning(settings.nbytes) if settings.pin else 0)
-        fetching = settings.fetch_time + host.sending(parcel)
-        if fetching / max(1, settings.workers) >= pinning:
-            return texts["more_workers"].format(time=words.duration(fetching))
-        return texts["pin_thread"].format(time=words.duration(pinning))
+    if cause.endswith((Cause.DATA.words, Cause.GIL.words)):
+        host, parcel, threads = Host.preset(HOST), Parcel(1, settings.nbytes), settings.in_threads
+        sending, receiving = (0, 0) if threads else (host.sending(parcel), host.receiving(parcel))
+        pinning = receiving + (host.pinning(settings.nbytes) if settings.pin else 0)
+        fetching, held = settings.fetch_time + sending, settings.fetch_time * settings.python // 1000 * threads
+        each = fetching / max(1, settings.workers)
+        limits = ("lock", held, held), ("more_workers", each, fetching), ("pin_thread", pinning, pinning)
+        name, _, time = max(limits, key=lambda limit: limit[1])
+        return texts[name].format(time=words.duration(time))
     return ""

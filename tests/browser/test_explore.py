@@ -19,7 +19,8 @@ STOPS = [
     [
         "blocking", "pinned", "prefetch", "resident", "GPU", "pinned copy rate", "pageable copy rate",
         "the data set is in", "batch size", "size of a sample", "compute per batch", "kernels per batch",
-        "or type values", "workers", "ranks on the host", "CPU work a sample", "pin_memory=True", "non_blocking=True",
+        "or type values", "workers", "workers are", "ranks on the host", "CPU work a sample", "pin_memory=True",
+        "non_blocking=True",
         "copy on a side stream", "batches ahead",
         "copy the code", "code",
     ],

@@ -47,12 +47,12 @@ def test_each_control_has_a_name_and_tells_its_value_with_its_unit(shown):
     told = dict(page.evaluate(NAMED))
     assert list(told) == [
         "GPU", "pinned copy rate", "pageable copy rate", "the data set is in", "batch size", "size of a sample",
-        "compute per batch", "kernels per batch", "or type values", "workers", "ranks on the host",
-        "CPU work a sample", "pin_memory=True", "non_blocking=True", "copy on a side stream", "batches ahead",
-        "memory kept by",
+        "compute per batch", "kernels per batch", "or type values", "workers", "workers are",
+        "ranks on the host", "CPU work a sample", "pin_memory=True", "non_blocking=True", "copy on a side stream",
+        "batches ahead", "memory kept by",
     ]  # fmt: skip
     assert [value for value in told.values() if value] == [
-        "25 GB/s", "10 GB/s", "4,096 samples", "784 B", "880 µs", "8 kernels", "4 processes", "1 rank", "nothing",
+        "25 GB/s", "10 GB/s", "4,096 samples", "784 B", "880 µs", "8 kernels", "4 workers", "1 rank", "nothing",
         "2 batches",
     ]  # fmt: skip
 
@@ -78,6 +78,22 @@ def test_keys_move_picture_numbers_words_and_code_as_python_has_them(shown):
         assert page.evaluate(BARS) == explorer.view.parts[0].bars.start.tolist()
         assert page.locator("button[aria-pressed=true]").all_text_contents() == [name]
     assert all(slider(page, name).is_disabled() for name in ("workers", "batches ahead"))
+
+
+def test_workers_are_threads_by_keys_and_so_much_of_a_fetch_has_the_lock(shown):
+    page = shown(explorer := explore(fetch_per_sample=1_000))
+    kind, part = page.get_by_label("workers are", exact=True), slider(page, "fetch in Python")
+    assert kind.locator("option").all_text_contents() == ["processes", "threads"] and part.is_disabled()
+    kind.focus()
+    page.keyboard.press("t")
+    part.press("ArrowLeft")
+    assert part.get_attribute("aria-valuetext") == "90 %" and "lock" in part.get_attribute("title")
+    explorer.set(threads=True, python=900)
+    assert said(page) == explorer.text() and "4 threads, 90 % of a fetch in Python" in explorer.text()
+    assert page.locator(".lv-code pre").text_content() == explorer.program.text
+    assert page.evaluate(BARS) == explorer.view.parts[0].bars.start.tolist()
+    slider(page, "workers").press("Home")
+    assert kind.is_disabled() and part.is_disabled()
 
 
 def test_the_former_setting_stays_as_an_outline_on_an_axis_of_one_length(shown):
@@ -195,9 +211,10 @@ READ = f"""() => {{
 }}"""
 
 
-def test_everything_in_the_picture_is_in_the_readers_language(shown, monkeypatch):
+@pytest.mark.parametrize("threads", [False, True])
+def test_everything_in_the_picture_is_in_the_readers_language(shown, monkeypatch, threads):
     monkeypatch.setenv("LOADERVIZ_LANGUAGE", "zh")
-    page = shown(explorer := explore("prefetch"))
+    page = shown(explorer := explore("prefetch", threads=threads, fetch_per_sample=1_000))
     page.wait_for_function(f"{LV}.view.drawn.rects + {LV}.view.drawn.buckets > 20")
     x, y = page.evaluate(f"""(view => {{
         const isKernel = bar => view.model.style(bar).key === 'compute';
@@ -218,6 +235,8 @@ def test_everything_in_the_picture_is_in_the_readers_language(shown, monkeypatch
         "memset",
         "DataLoader",
         "rank",
+        "Python",
+        "GIL",
         "non",
         "blocking",
         "pin",

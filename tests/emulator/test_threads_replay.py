@@ -6,9 +6,9 @@ import pytest
 
 import loaderviz as lv
 from loaderviz.emulator import Gpu, Host, Runtime
-from loaderviz.emulator.replay import Batch, LoaderConfig, Replay
+from loaderviz.emulator.replay import PRESETS, Batch, LoaderConfig, Replay
 from loaderviz.timeline import Cause, Kind
-from loaderviz.widgets.explorer import Settings, SettingsError
+from loaderviz.widgets.explorer import Settings, simulate
 
 MS = 10**6  # ns
 COSTS = dict.fromkeys(
@@ -118,7 +118,11 @@ def test_who_fetches_in_python_keeps_the_loop_from_launching():
     assert lv.advise(threads)[0].kind == "interpreter-lock"
 
 
-@pytest.mark.parametrize("value", [True, 1, "yes"])
-def test_the_explorer_says_that_it_has_no_threads(value):
-    with pytest.raises(SettingsError, match=r"threads .* what_if"):
-        Settings(threads=value)
+@pytest.mark.parametrize("python", [0, 200, 500, 1000])
+@pytest.mark.parametrize("preset", ["blocking", "pinned", "prefetch"])
+def test_the_explorer_shows_what_is_foretold_of_its_processes(preset, python):
+    """Within 15 %: the part that no recording tells is what a fetch costs without sending it."""
+    processes = Settings(fetch_per_sample=1_000, steps=20, **PRESETS[preset])
+    threads = lv.summarize(simulate(processes.change(threads=True, python=python))).step
+    foretold = lv.summarize(lv.what_if(simulate(processes), threads=python / 1000)).step
+    assert threads == pytest.approx(foretold, rel=0.15)

@@ -114,6 +114,8 @@ def any_settings(chance, heavy=False):
         "depth": chance.randint(0, 6),
         "lifetime": pick(list(LIFETIMES)),
         "pinned_before": chance.random() < 0.1,
+        "threads": chance.random() < 0.4,
+        "python": pick([0, 200, 500, 1000, chance.randint(0, 1000)]),
     }
     changed |= pick([{}, PRESETS[pick(list(PRESETS))]]) | pick([{}, rates_of(gpu)])
     return Settings(**changed)
@@ -142,6 +144,11 @@ EDGES = [
         {"resident": True, "sample_bytes": 602_112, "gpu": "t4"},
         {"resident": True, "batch_size": 60_000, "sample_bytes": 12_288},
         {"pinned_rate": 10**13, "pageable_rate": 10**13, "fetch_per_sample": 1},
+        {"threads": True, "python": 0, "workers": 64, "ranks_on_host": 64},
+        {"threads": True, "python": 333, "batch_size": 60_000, "fetch_per_sample": 10**9},
+        {"threads": True, "workers": 64, "kernels": 200, "steps": 100, "batch_size": 8},
+        {"threads": True, "workers": 0, "pin": True},
+        {"threads": True, "resident": True},
     )
 ]
 
@@ -203,7 +210,7 @@ def check(in_page, all_):
 
 def test_settings_at_the_edges(in_page):
     found = check(in_page, EDGES)
-    assert len(EDGES) == 20 and sum("problem" in each for each in found) == 2
+    assert len(EDGES) == 25 and sum("problem" in each for each in found) == 2
 
 
 @pytest.mark.parametrize("part", [0, factory.slow(1), factory.slow(2)])
@@ -229,10 +236,10 @@ def test_a_rule_that_the_page_does_not_follow_is_a_difference_that_names_a_span(
 
 
 def test_what_a_page_lacks_it_refuses_by_name(in_page):
-    lacks = {"prefetch_factor": 3}, {"gpu": "abacus"}, {"threads": True}
+    lacks = {"prefetch_factor": 3}, {"gpu": "abacus"}
     found = in_page("page.simulate(it, tables)", list(lacks))
-    assert [each["problem"] for each in found] == ["SettingsError"] * 3
-    assert all(word in each["text"] for word, each in zip(("prefetch_factor", "abacus", "threads"), found, strict=True))
+    assert [each["problem"] for each in found] == ["SettingsError"] * 2
+    assert all(word in each["text"] for word, each in zip(("prefetch_factor", "abacus"), found, strict=True))
 
 
 def test_typed_values_are_taken_and_refused_as_python_does(in_page):

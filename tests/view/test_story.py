@@ -197,7 +197,8 @@ HOSTILE = [
     "#<script>alert(1)</script>=1", "#workers=<img src=x onerror=alert(1)>", "#workers=4%00", "#%", "#%E0%A4%A",
     "#workers=４", "#workers=٤", "#workers=4;pin=true", "#workers = 4", "#workers=4\n", "#workers=4#pin=true",
     "#javascript:alert(1)", "#gpu=t4&resident=true&sample_bytes=602112", "#batch_size=60000&sample_bytes=100000000",
-    "#batch_size=" + "9" * 23, "#ｗorkers=4", "#gpu=a100 ", "#workers=+4", "#workers=04.0",
+    "#batch_size=" + "9" * 23, "#ｗorkers=4", "#gpu=a100 ", "#workers=+4", "#workers=04.0", "#threads=1",
+    "#python=1001",
 ]  # fmt: skip
 
 

@@ -25,7 +25,8 @@ ANY = st.builds(
     fetch_per_sample=st.sampled_from([0, 1_000]), pinned_rate=st.sampled_from([10**9, 25 * 10**9]),
     workers=st.integers(0, 5), depth=st.integers(0, 4), pin=st.booleans(), non_blocking=st.booleans(),
     side_stream=st.booleans(), lifetime=st.sampled_from(list(LIFETIMES)), resident=st.booleans(),
-    gpu=st.sampled_from(["a100", "t4", "h200"]), steps=st.integers(1, 6),
+    gpu=st.sampled_from(["a100", "t4", "h200"]), steps=st.integers(1, 6), threads=st.booleans(),
+    python=st.integers(0, 1000),
 )  # fmt: skip
 
 
@@ -144,6 +145,8 @@ def test_explorer_and_experiment_agree(batch_size):
 CODES = [
     {}, {"pin": True}, {"pin": True, "non_blocking": True}, {"non_blocking": True},
     {"pin": True, "non_blocking": True, "depth": 2}, {"workers": 2, "pin": True},
+    {"threads": True},
+    *({"threads": True, "workers": 2, **more} for more in ({}, PRESETS["pinned"], PRESETS["prefetch"])),
     *({"pin": True, "non_blocking": True, "side_stream": True, "depth": depth, "lifetime": lifetime}
       for lifetime in LIFETIMES for depth in (0, 1, 3)),
 ]  # fmt: skip
@@ -207,6 +210,8 @@ def test_the_lines_named_do_what_their_names_say():
         ({"depth": 17}, "depth is 17; give a whole number from 0 to 16"),
         ({"workers": 65}, "workers is 65; give a whole number from 0 to 64"),
         ({"pin": 1}, "pin is 1; give True or False"),
+        ({"threads": 0.2}, "threads is 0.2; give True or False"),
+        ({"python": 1001}, "python is 1001; give a whole number from 0 to 1,000"),
         ({"lifetime": "luck"}, "lifetime is 'luck'; choose from consumer"),
         ({"gpu": "gtx"}, "gpu is 'gtx'; choose from 2080ti"),
         ({"bathc": 3}, "no setting bathc; there are workers"),

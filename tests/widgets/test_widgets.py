@@ -84,6 +84,8 @@ def test_a_page_gets_its_tables_from_python(tmp_path):
         ({"preset": "prefetch", "batch_size": 64, "compute": 20_000}, "Larger batches or fewer kernels would help"),
         ({"preset": "prefetch", "fetch_per_sample": 5_000}, "More workers would help"),
         ({"preset": "prefetch", "compute": 100_000, "workers": 12}, "The one pin thread is the limit"),
+        ({"preset": "prefetch", "fetch_per_sample": 5_000, "threads": True, "python": 200}, "More workers would help"),
+        ({"preset": "prefetch", "fetch_per_sample": 5_000, "threads": True}, "One thread at a time has Python's lock"),
     ],
 )
 def test_it_says_what_the_loop_waits_for(settings, words):
