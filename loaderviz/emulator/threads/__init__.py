@@ -173,6 +173,13 @@ class Scheduler:
         assert self.running
         return self.running
 
+    def is_alone(self) -> bool:
+        """Tell whether the thread that calls is the program's only one, and no other one could end its wait."""
+        session, me = self.session, threading.current_thread()
+        here = self.main is None and self.alive and self.gives_turns and not session.fetching
+        here = here and session.in_recording_thread()
+        return here and not any(each is not me and self.may_wake(each) for each in threading.enumerate())
+
     def start(self, name: str) -> Turn:
         """Return the turn of a new thread, whose clock begins where the caller's is."""
         self.begin()

@@ -87,8 +87,10 @@ class Lock:
         if fresh or scheduler.here() is None:
             if not blocking or self._real.acquire(False):
                 return blocking or self._real.acquire(False)
-            leave_for_a_fetch(scheduler)
-            return self._real.acquire(True, timeout)
+            if fresh or not scheduler.is_alone():
+                leave_for_a_fetch(scheduler)
+                return self._real.acquire(True, timeout)
+            scheduler.begin()  # a wait of the only thread passes in virtual time, or has no end
         runtime = scheduler.runtime
         with scheduler.seen():
             runtime.now += max(ASKS, runtime.host.lock)
@@ -243,7 +245,7 @@ def _install_clock(scheduler: Scheduler, patches: Patches) -> None:
     began = threading._time()  # type: ignore[attr-defined]
 
     def clock(real: Callable[[], float]) -> float:  # no point: whose lock this thread has, nobody sees
-        return began + scheduler.runtime.now / SECOND if scheduler.here() else real()
+        return began + scheduler.runtime.now / SECOND if scheduler.here() or scheduler.is_alone() else real()
 
     for module, name in ((threading, "_time"), (queue, "time")):
         patches.around(module, name)(clock)
@@ -361,6 +363,8 @@ def _select(
 ) -> Any:
     """Wait for other threads in virtual time, and for all else, that is, more than the loop's own pipe, as it is."""
     outside = len(selector.get_map()) > 1
+    if timeout is None and not outside and scheduler.is_alone():
+        scheduler.begin()
     with scheduler.seen():
         events, rest = real(selector, timeout if outside else 0), max(0, round((timeout or 0) * SECOND))
         if events or (timeout is not None and not rest):

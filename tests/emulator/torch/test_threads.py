@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe, get_context
@@ -887,3 +887,51 @@ def test_a_thread_that_looks_for_what_a_process_sends_lets_time_pass(looks):
         torch.ones(2, device="cuda").sum().item()
     assert found == [1] and any("another process" in note for note in recording.timeline.context.notes)
     messages.close()
+
+
+ALONE = {
+    "event": lambda: threading.Event().wait(0.02),
+    "empty queue": lambda: queue.Queue().get(timeout=0.02),
+    "full queue": lambda: [full := queue.Queue(1), full.put(1), full.put(2, timeout=0.02)],
+    "simple queue": lambda: queue.SimpleQueue().get(timeout=0.02),
+    "semaphore": lambda: threading.Semaphore(0).acquire(timeout=0.02),
+    "lock": lambda: [lock := threading.Lock(), lock.acquire(), lock.acquire(timeout=0.02)],
+    "condition": lambda: [condition := threading.Condition(), condition.acquire(), condition.wait(0.02)],
+    "barrier": lambda: threading.Barrier(2).wait(0.02),
+    "future": lambda: Future().result(0.02),
+}
+
+
+@pytest.mark.parametrize("wait", ALONE)
+def test_a_wait_of_the_only_thread_takes_the_time_that_it_may(wait):
+    """R51. It took no virtual time, so that a loop until a deadline had no end."""
+    with lv.record(on="a100", host=HOST):
+        begin = time.monotonic()
+        with contextlib.suppress(queue.Empty, queue.Full, threading.BrokenBarrierError, TimeoutError):
+            ALONE[wait]()
+        assert 0.02 <= time.monotonic() - begin < 0.0201
+        event, rounds = threading.Event(), 0
+        while time.monotonic() < begin + 0.1:
+            event.wait(0.01)
+            rounds += 1
+    assert rounds == 8
+
+
+async def locks_twice():
+    lock = asyncio.Lock()
+    await lock.acquire()
+    await lock.acquire()
+
+
+@pytest.mark.parametrize("wait", [lambda: [lock := threading.Lock(), lock.acquire(), lock.acquire()],
+                                  lambda: queue.Queue().get(), lambda: asyncio.run(locks_twice())])  # fmt: skip
+def test_the_only_thread_that_waits_for_itself_is_a_deadlock(wait):
+    with pytest.raises(DeadlockError, match="the main thread waits in"), lv.record(on="a100"):
+        wait()
+
+
+def test_the_only_thread_waits_in_real_time_for_one_that_is_older_than_the_recording():
+    order, answer = queue.Queue(), queue.Queue()
+    with beside(lambda: answer.put(order.get() + 1)), lv.record(on="a100"):
+        order.put(1)
+        assert answer.get(timeout=60) == 2
