@@ -70,8 +70,8 @@ def read(
     CPU alone. It reads SQLite exports of Nsight Systems. It reads what `export.to_chrome_trace` and `Timeline.save`
     wrote, and gives back an equal timeline. Times are integer ns, and time 0 is the first event. If nothing marks the
     steps (`ProfilerStep#3`, "batch 3"), they are counted by `DataLoader.__next__`, else by `optimizer.step()`, and a
-    note says so. Several ranks are aligned by the clocks in their files, and these by the ends of collectives. `timeline.context.notes` says what is
-    damaged, missing or left out.
+    note says so. Several ranks are aligned by the clocks in their files, and where these differ, by the ends of their
+    collectives. `timeline.context.notes` says what is damaged, missing or left out.
 
     A part of a large file may be enough. `steps=slice(3, 6)` takes the steps 3 to 5, marked or counted.
     `window=(start, end)` takes what the host begins between these times [ns from the first event]. Both include work
