@@ -343,10 +343,14 @@ class Host(Hardware):
         faster = max(self.memory_bandwidth, self.cached_bandwidth)
         return self.work_time(nbytes - near + near * self.memory_bandwidth // faster, flops, work)
 
-    def list_time(self, count: int) -> int:
-        """Return the time in ns in which `torch.tensor` reads so many numbers out of lists, one by one."""
+    def list_time(self, count: int, *, given: bool = False) -> int:
+        """Return the time in ns in which `torch.tensor` reads so many numbers out of lists, one by one.
+
+        `given`: in which `Tensor.tolist` puts them into one.
+        """
         price = DATA["lists"]
-        return int((price["call"] + price["number"] * count // 1000) * self.transforms // FULL)
+        took = price["given"] * count // 1000 if given else price["call"] + price["number"] * count // 1000
+        return int(took * self.transforms // FULL)
 
     def pin_time(self, nbytes: int) -> int:
         """Return the time in ns in which the main thread copies `nbytes` into pinned memory, with torch's threads."""

@@ -466,8 +466,11 @@ class Iterators:
         """Let the sampler say which samples are next: within what is priced only one of torch's own costs nothing."""
         session, drawn = self.session, iterator._index_sampler
         own = any(not type(each).__module__.startswith("torch.") for each in (drawn, getattr(drawn, "sampler", drawn)))
-        if not (own and session.priced and session.in_recording_thread()):
+        if not session.in_recording_thread():
             return original(iterator)
+        if not (own and session.priced):
+            with held(session, "shuffling", not own):
+                return original(iterator)
         priced, session.priced = session.priced, 0
         session.leave()
         try:
@@ -780,15 +783,18 @@ class Meter(TorchDispatchMode):
         if (operator := self._known.get(func)) is None:
             operator = self._known[func] = Operator(func)
         if self._inside or operator.is_free or operator.no_kernel:
-            self._taken += operator.is_view and not self._inside
             self.leave_out(start)
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if operator.is_view and not self._inside:
+                self._taken += len(result) if isinstance(result, (list, tuple)) else 1
+            return result
         self._inside += 1
         try:
             with internals.DisableTorchFunction():
                 result = func(*args, **kwargs)
                 if operator.base in TAKING:
                     self._taken += 1
+                    self.work += host_work(operator, args, kwargs, result)[2] * self.host.transforms // FULL
                 elif operator.base in STACKING:
                     self._stacked += len(args[0])
                 else:
@@ -972,6 +978,8 @@ class Meter(TorchDispatchMode):
     def _price_transforms(self) -> None:
         for listed in ("tensor", "as_tensor", "asarray"):
             self._replace(torch, listed, self._listing(vars(torch)[listed]))
+        self._undo.callback(delattr, torch.Tensor, "tolist")  # which its base has
+        torch.Tensor.tolist = self._listing(torch.Tensor.tolist)  # type: ignore[method-assign]
         for table, price in ((DATA["transforms"], self._priced), (DATA["decoders"], self._decoding)):
             for module, prices in table.items():
                 for path, numbers in prices.items() if module in sys.modules else ():
@@ -1029,17 +1037,19 @@ class Meter(TorchDispatchMode):
         return call
 
     def _listing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that costs what it reads out of lists; what torch itself makes of some is collating."""
+        """Return a function that costs what it reads out of lists, or gives; what torch makes of some is collating."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            given, caller = next(iter((*args, *kwargs.values())), None), str(sys._getframe(1).f_globals.get("__name__"))
-            free = not isinstance(given, (list, tuple)) or caller.startswith("torch.")
+            given: Any = next(iter((*args, *kwargs.values())), None)
+            caller = str(sys._getframe(1).f_globals.get("__name__"))
+            gives = function.__name__ == "tolist"
+            free = not (gives or isinstance(given, (list, tuple))) or caller.startswith("torch.")
             if free or self._inside or self._declared:
                 return function(*args, **kwargs)
             with self.not_counted():
                 result = function(*args, **kwargs)
-                took = self.host.list_time(result.numel())
+                took = self.host.list_time((given if gives else result).numel(), given=gives)
                 self.work += took
                 self.note(Cause.TRANSFORM, took)
             return result

@@ -181,6 +181,8 @@ class Operators(TorchDispatchMode):
         if operator.is_view:
             session.count_call()
         result = operator.run(*args, **kwargs)
+        if isinstance(result, (list, tuple)) and not is_on_device(args[0]):
+            session.runtime.now += session.runtime.host.python * (len(result) - 1) // 2  # measured
         for output in _outputs(result) if session.irregular else ():
             if output.layout in SPARSE and is_on_device(args[0]):  # its indices may be its own: let them be where it is
                 for part in parts_of(output):
@@ -271,7 +273,11 @@ class Operators(TorchDispatchMode):
                     tag.batch = tags[-1].batch  # a buffer: this is in it from now on
         if not operator.no_kernel:
             session.first_read(tensors, tags)
-            session.host_operator(operator.name, *host_work(operator, args, kwargs, result), batch=batch)
+            for numbers in _lists(*session.call[0][1:2]) if operator.indexes else ():
+                session.host_list("Tensor.__getitem__", session.runtime.host.list_time(len(numbers)))
+            nbytes, flops, work = host_work(operator, args, kwargs, result)
+            own = 0 if session.shuffling and operator.base == "randperm" else work
+            session.host_operator(operator.name, nbytes, flops, own, batch=batch)
         session.leave()
         if tracking:
             tracking.host_operator(operator, args, kwargs, tensors, tags)
@@ -597,7 +603,17 @@ def _tensors(session: Session, args: Any, kwargs: Any = None) -> tuple[Tensors, 
         return tensors, list(map(tag_of, tensors))
 
 
+PRICES = DATA["operators"]
 ROUNDED = torch.uint8, torch.int64  # into which floats are converted one by one
+INDICES = torch.int64, torch.int32, *MASKS
+INDEXED = names("""
+    masked_fill masked_fill_ index index_select index_put index_put_ index_add index_add_ gather scatter scatter_
+    scatter_add scatter_add_ take
+""")
+HALVING = frozenset(("searchsorted", "bucketize"))
+PLAIN_POWERS = frozenset((-2, -1, -0.5, 0, 0.5, 1, 2, 3))  # which torch makes of products and roots
+SORTED_FROM = 56  # so many numbers are compared with each in the time that sorting them takes
+PLANNED = 11  # times as long as making a number of a Fourier transform takes to plan one
 
 
 def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[int, int, int]:
@@ -606,21 +622,74 @@ def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[
     made = [output for output in _outputs(result) if all(output is not tensor for tensor in tensors)]
     if CLASS.get(operator.base) == "gather":  # it reads as much of its source as it hands out
         tensors = [*tensors[1:], *made]
-    nbytes = sum(tensor.nbytes for tensor in (*tensors, *made) if tensor.layout is torch.strided)
-    if operator.base == "multinomial":  # each draw halves the sums of the weights, from one cache line to another
-        nbytes += result.numel() * args[0].shape[-1].bit_length() * CACHE_LINE
+    read = [] if operator.base in HALVING else tensors  # these read a few of many numbers
+    nbytes = sum(tensor.nbytes for tensor in (*read, *made) if tensor.layout is torch.strided)
     counter = flop_registry.get(operator.packet) if operator.multiplies else None
     flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
     if operator.base == "convolution" and args[8] == args[1].shape[0] == result.shape[1]:
         flops = _depthwise(args[1], result)
-    each = DATA["operators"].get(operator.base, 0)
-    if operator.base == "_to_copy" and args[0].is_floating_point() and result.dtype in ROUNDED:
-        each = DATA["operators"]["rounded"]
-    if each:  # a mask of few numbers chooses whole rows, which are copied
-        each *= max(
-            (part.numel() for part in (tensors[:1] if operator.base == "where" else (*tensors, *made))), default=0
-        )
-    return nbytes, flops, each // 1000
+    return nbytes, flops, _own_work(operator.base, args, result, (*tensors, *made)) // 1000
+
+
+def _own_work(base: str, args: Any, result: Any, tensors: Iterable[torch.Tensor]) -> int:
+    """Return what an operator takes by the numbers that it works on [ps]; 0 where bytes or FLOPs say it."""
+    if base == "multinomial":
+        return _drawing(args[0], result, bool(args[2:3] and args[2]))
+    if base == "_to_copy":
+        rounded = args[0].is_floating_point() and result.dtype in ROUNDED
+        bools = args[0].dtype is torch.bool
+        return int(result.numel() * (PRICES["rounded"] * rounded + PRICES["bools"] * bools))
+    along = args[1] if len(args) > 1 and isinstance(args[1], (int, list)) else None
+    each = (PRICES.get(f"{base} of dim") if along not in (None, []) else None) or PRICES.get(base)
+    if not each:
+        return 0
+    count = COUNTED.get(base)
+    work = int(each * (max((it.numel() for it in tensors), default=0) if count is None else count(args, result)))
+    return work + (PRICES["sort"] * result[0].numel() if base == "topk" else 0)
+
+
+def _drawing(weights: torch.Tensor, drawn: torch.Tensor, again: bool) -> int:
+    """Return the ps of drawing by weights: their sums are halved for each draw.
+
+    Without replacement each weight gets a random number, and the largest are chosen.
+    """
+    if again:
+        return int(PRICES["cumsum"] * weights.numel() + PRICES["searchsorted"] * _halvings(weights, drawn))
+    return int((PRICES["exponential_"] + PRICES["topk"]) * weights.numel() + PRICES["sort"] * drawn.numel())
+
+
+def _indices(args: Any, result: Any) -> int:
+    return max((each.numel() for each in _collected(args[1:], {}) if each.dtype in INDICES), default=0)
+
+
+def _halvings(places: torch.Tensor, result: torch.Tensor) -> int:
+    return int(result.numel() * places.shape[-1].bit_length())
+
+
+def _looked_up(args: Any, result: Any) -> int:
+    among = args[1].numel() if isinstance(args[1], torch.Tensor) else 1
+    return int(max(among, result.numel() * min(SORTED_FROM, among) // SORTED_FROM))
+
+
+def _transformed(args: Any, result: Any) -> int:
+    return int(args[0].numel() + PLANNED * max(map(args[0].shape.__getitem__, args[1]), default=0))
+
+
+def _raised(args: Any, result: Any) -> int:
+    return 0 if type(args[1]) in NUMBERS and args[1] in PLAIN_POWERS else int(result.numel())
+
+
+# How many numbers an operator costs its price for; where it is not here, those of its largest tensor
+COUNTED: dict[str, Callable[[Any, Any], int]] = {
+    **dict.fromkeys(INDEXED, _indices),
+    **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), _transformed),
+    **dict.fromkeys(("cat", "stack"), lambda args, _: len(args[0])),
+    "where": lambda args, _: int(args[0].numel()),  # a mask of few numbers chooses whole rows, which are copied
+    "searchsorted": lambda args, result: _halvings(args[0], result),
+    "bucketize": lambda args, result: _halvings(args[1], result),
+    "isin": _looked_up,
+    "pow": _raised,
+}
 
 
 def _depthwise(weight: torch.Tensor, result: torch.Tensor) -> int:
@@ -714,7 +783,6 @@ def _in_single(func: Any, *args: Any, **kwargs: Any) -> Any:
     return tree_map_only(torch.Tensor, rounded, result)
 
 
-CACHE_LINE = 64  # bytes
 GRADIENTS = 1  # the place of the gradients among the arguments of a fused optimizer
 
 

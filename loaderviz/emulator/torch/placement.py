@@ -266,7 +266,9 @@ def _from_data(
     with nullcontext() if is_on_device(first) else session.bookkeeping():  # each is read back by itself (R25)
         result = func(*args, **kwargs, device=CPU)
         if isinstance(given, (list, tuple)):
-            session.host_list(f"torch.{func.__name__}", result.numel())
+            session.host_list(f"torch.{func.__name__}", session.runtime.host.list_time(result.numel()))
+        elif result.dim() and func not in (torch.as_tensor, torch.asarray):  # which share what numpy has
+            session.host_operator(f"torch.{func.__name__}", 2 * result.nbytes)
         elif result.dim():
             session.outside(f"torch.{func.__name__}", result.nbytes)
         if pin_memory:

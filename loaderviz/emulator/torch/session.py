@@ -151,6 +151,7 @@ class Session(HostThread, TensorMemory):
         self.threads = {self.thread}  # also those that were started since: they are told of the GPU, and refused it
         self.refused: NotModelledError | None = None  # the first in another thread
         self.stops = False  # its thread can be stopped where it waits, by a signal: `patches.stop_waits`
+        self.shuffling = False  # torch's own sampler says what comes next, which is in `Host.fetch_per_sample`
         self.fetching = 0  # above 0: inside dataset and collate, whose host costs come from `Host`
         self.operators: Any = None  # the mode that sees every operator
         self.functions_mode: Any = None  # the one that sees every function
@@ -399,12 +400,12 @@ class Session(HostThread, TensorMemory):
         if self.largest_pass and self.in_recording_thread():
             self.host_operator(name, min(nbytes, self.largest_pass))
 
-    def host_list(self, name: str, count: int) -> None:
-        """Count what makes a tensor of a list of so many numbers on the main thread, which has the lock meanwhile."""
-        if not self.fetching:
+    def host_list(self, name: str, took: int) -> None:
+        """Count the ns that a list takes to become a tensor, or back, on the main thread, which has the lock then."""
+        if took and not self.fetching:
             self.mark_source(-1)
             start = self.runtime.now
-            self.scheduler.works(self.runtime.host.list_time(count), gil=True)
+            self.scheduler.works(took, gil=True)
             self.runtime.note(start, name)
 
     def fetched(self, batch: Fetched, nbytes: int, parcel: Parcel) -> int:

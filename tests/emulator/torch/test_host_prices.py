@@ -27,6 +27,8 @@ PRICES = {
     "dispatch": 10**3, "python": 10**5, "module": 10**7, "composite": 10**9, "node": 10**11, "convolution": 10**13,
 }  # fmt: skip
 PRICED = replace(FREE, **PRICES)
+LAPTOP, FAST = Host.preset("laptop"), {"memory_bandwidth": 10**15}
+ROUNDED = 4  # ns: what bytes take is rounded up, for each operator of two samples
 
 
 def host_time(program, host=PRICED):
@@ -374,17 +376,21 @@ def test_a_copy_to_pageable_memory_at_an_assumed_rate_is_noted(on, mib, noted):
     assert any("to pageable memory" in note for note in recording.timeline.context.notes) is noted
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-@pytest.mark.parametrize(("weights", "draws"), [(1000, 10), (60_000, 60_000)])
-def test_a_draw_by_weights_halves_the_sums_of_the_weights(weights, draws, replacement):
-    """So many cache lines of 64 bytes are read for each draw, beside the weights and what is drawn."""
-    host, most = Host.preset("laptop"), torch.ones(weights)
-    with lv.record(on="a100", host=host):
-        start = Session.active.runtime.now
-        torch.multinomial(most, draws, replacement)
-        took = Session.active.runtime.now - start
-    nbytes = most.nbytes + 8 * draws + 64 * draws * weights.bit_length()
-    assert took == host.dispatch + host.work_time(nbytes)
+@pytest.mark.parametrize(
+    ("weights", "draws", "replacement", "ns"),
+    [
+        (1000, 10, True, 0.9 * 1000 + 7 * 10 * 10),  # a draw halves the sums of the weights ten times
+        (60_000, 60_000, True, 0.9 * 60_000 + 7 * 16 * 60_000),
+        (60_000, 10, False, (14 + 5) * 60_000 + 47 * 10),  # a random number for each, of which the largest are sorted
+        (60_000, 60_000, False, (14 + 5 + 47) * 60_000),
+    ],
+)
+def test_a_draw_by_weights_halves_their_sums_or_sorts_random_numbers(weights, draws, replacement, ns):
+    times = [
+        host_time(lambda _: torch.multinomial(torch.ones(weights), draws, replacement), replace(LAPTOP, **fields))
+        for fields in (FAST | {"transforms": 1000}, FAST | {"transforms": 0})
+    ]
+    assert times[0] - times[1] == pytest.approx(ns, abs=ROUNDED)
 
 
 TABLE = torch.arange(64 * 48.0).view(64, 48)
@@ -420,7 +426,7 @@ LISTS = {
 }
 NO_LISTS = {
     "numbers": lambda: torch.tensor(0.5),
-    "array": lambda: torch.tensor(np.zeros(300)),
+    "array": lambda: torch.as_tensor(np.zeros(300)),
     "tensor": lambda: torch.as_tensor(torch.zeros(300)),
 }
 
@@ -444,15 +450,35 @@ def test_labels_that_torch_collates_are_no_list_of_the_data_set():
     assert took == fetches(lambda number: number, 3, transforms=0)[0]
 
 
-LAPTOP, ROUNDED = Host.preset("laptop"), 4  # ns: what bytes take is rounded up, for each operator of the two samples
 SLOW_ONES = {
     "sort": (lambda x: x.sort(), 47),
     "random numbers": (lambda x: torch.rand(1000), 3.6),
+    "like others": (lambda x: torch.rand_like(x), 3.6),
+    "an order": (lambda x: torch.randperm(1000), 5),
     "classes": (lambda x: torch.unique(x, return_inverse=True), 43),
-    "a mask": (lambda x: torch.where(x > 500, x, 0.0), 2.8),
-    "rows": (lambda x: x.view(10, 100).topk(5), 5),
+    "a mask": (lambda x: torch.where(MASK, x, 0.0), 2.8),
+    "the largest, sorted": (lambda x: x.topk(500), 5 + 47 / 2),
     "noise": (lambda x: x.clone().normal_(), 2.7),
+    "what a mask covers": (lambda x: x.masked_fill(MASK, 0.0), 3.5),
+    "numbers at random": (lambda x: x.take(ORDER), 2.5),
+    "rows at random": (lambda x: x.view(10, 100)[ORDER[ORDER < 10]], 3.5 * 1.01 + 0.5),
+    "places in a table": (lambda x: torch.searchsorted(SORTED, x), 7 * 7),
+    "one of a table": (lambda x: torch.searchsorted(SORTED, 0.5), 7 * 7 / 1000),
+    "in bins": (lambda x: torch.bucketize(x, SORTED[:3]), 2 * 7),
+    "one of a few": (lambda x: torch.isin(x, x[:7]), 62 / 8),
+    "one of many": (lambda x: torch.isin(x, x[:100]), 62),
+    "spread": (lambda x: x.std(), 0.9),
+    "spread of rows": (lambda x: x.view(10, 100).std(0), 6.5),
+    "the largest of rows": (lambda x: x.view(10, 100).max(1), 1.1),
+    "the largest": (lambda x: x.max(), 0),
+    "a power": (lambda x: x**0.45, 2.7),
+    "a square": (lambda x: x**2, 0),
+    "short transforms": (lambda x: torch.fft.rfft(x.view(10, 100)), 0.9 * (1 + 1.1)),
+    "a long transform": (lambda x: torch.fft.rfft(x), 0.9 * 12),
+    "bytes": (lambda x: x.byte(), 0.25),
+    "of a mask": (lambda x: MASK.float(), 0.6),
 }
+MASK, ORDER, SORTED = torch.arange(1000) > 500, torch.arange(1000), torch.linspace(0, 1, 100)
 
 
 @pytest.mark.parametrize("name", SLOW_ONES)
@@ -461,7 +487,52 @@ def test_an_operator_that_takes_longer_than_its_bytes_has_a_price_a_number_in_a_
     priced, free = (fetches(work, torch.arange(1000.0), transforms=number)[0] for number in (1000, 0))
     assert [a - b for a, b in zip(priced, free, strict=True)] == pytest.approx([2 * each * 1000] * 2, abs=ROUNDED)
     loops = [
-        host_time(lambda _: work(torch.arange(1000.0)), replace(LAPTOP, transforms=number, memory_bandwidth=10**15))
+        host_time(lambda _: work(torch.arange(1000.0)), replace(LAPTOP, **FAST, transforms=number))
         for number in (1000, 0)
     ]
-    assert loops[0] - loops[1] == pytest.approx(each * 1000, abs=ROUNDED)
+    arange = 0.37 * 1000
+    assert loops[0] - loops[1] == pytest.approx(each * 1000 + arange, abs=ROUNDED)
+
+
+def test_many_small_tensors_cost_each_in_the_loop_whether_joined_or_taken():
+    parts = [torch.zeros(2) for _ in range(100)]
+    for join in torch.stack, torch.cat:
+        times = [host_time(lambda _: join(parts), replace(LAPTOP, **FAST, transforms=by)) for by in (1000, 0)]  # noqa: B023
+        assert times[0] - times[1] == pytest.approx(110 * 100, abs=ROUNDED)
+    x = torch.zeros(101)
+    assert host_time(lambda _: list(x)) == cost(python=1 + 100 / 2)  # a view of many takes half as long as a call
+    assert host_time(lambda _: x[:100].split(10)) == cost(python=2 + 9 / 2)
+
+
+@each_number
+def test_a_list_of_a_tensors_numbers_costs_each_in_a_fetch_and_in_the_loop(workers):
+    lists = [fetches(lambda x: x.tolist() and 0, torch.arange(1000), workers, transforms=by)[0] for by in (1000, 0)]
+    assert [a - b for a, b in zip(*lists, strict=True)] == [2 * 13 * 1000] * 2
+    times = [host_time(lambda _: ORDER.tolist(), replace(LAPTOP, transforms=by)) for by in (1000, 0)]
+    assert times[0] - times[1] == 13 * 1000
+
+
+def test_the_order_of_an_epoch_is_in_the_price_of_fetching_and_an_order_of_ones_own_is_not():
+    def epoch(by, sampler=None):
+        host = replace(FREE, transforms=by)
+        with lv.record(on="a100", host=host) as recording:
+            list(DataLoader(Samples(lambda _: 0, 1000), 500, shuffle=sampler is None, sampler=sampler))
+        return recording.timeline.duration
+
+    class Own(torch.utils.data.Sampler):
+        def __iter__(self):
+            return iter(torch.randperm(1000).tolist())
+
+    seeds = 10  # ns
+    assert epoch(1000) - epoch(0) < seeds
+    assert epoch(1000, Own()) - epoch(0, Own()) == pytest.approx((5 + 13) * 1000, abs=seeds)
+
+
+def test_a_list_of_indices_and_an_array_of_numpy_cost_the_loop_what_torch_does_with_them():
+    x, places = torch.zeros(1000), list(range(100))
+    times = [host_time(lambda _: x[places], replace(LAPTOP, **FAST, transforms=by)) for by in (1000, 0)]
+    assert times[0] - times[1] == pytest.approx(2_000 + (85 + 3.5) * 100, abs=ROUNDED)
+    host = replace(FREE, dispatch=10**3, memory_bandwidth=10**9)
+    array = np.zeros(300, np.float32)
+    assert host_time(lambda _: torch.tensor(array), host) == 10**3 + 2 * 1200
+    assert host_time(lambda _: torch.as_tensor(array), host) == 0  # which shares its memory

@@ -81,7 +81,8 @@ def _tolist(session: Session, func: Any, tensor: Any) -> Any:
         tensor = copies.transfer(session, tensor, tensor.dtype, False)
     elif session.tracking:
         session.tracking.host_access(tensor, "Tensor.tolist")
-    session.outside("Tensor.tolist", tensor.nbytes)
+    if not session.shuffling:
+        session.host_list("Tensor.tolist", session.runtime.host.list_time(tensor.numel(), given=True))
     return func(tensor)
 
 
