@@ -286,6 +286,16 @@ def test_an_event_that_is_none_is_lost(tmp_path, event):
         read(write(tmp_path, {"traceEvents": [event]}))
 
 
+@pytest.mark.parametrize("first", ["{}", '{"": 1}', '{"' + "k" * 50 + '": 1}', '{ph: "X"}', '{"a\\u0062": 2}'])
+def test_a_first_event_that_is_odd_costs_at_most_itself(tmp_path, monkeypatch, first):
+    """Also where the file is longer than what is read at once."""
+    monkeypatch.setattr(files, "BLOCK", 2_000)
+    path = write(tmp_path, many().replace('"traceEvents": [', '"traceEvents": [' + first + ",", 1))
+    timeline = read(path)
+    assert len(timeline) == 400
+    assert "damaged" not in notes(timeline)
+
+
 @pytest.mark.parametrize(
     ("given", "error", "told"),
     [
