@@ -98,7 +98,7 @@ class RawTrace:
     missing: list[str] = field(default_factory=list)
     part: bool = False  # of a file that has work of a GPU
     arguments: list[dict[str, Any]] = field(default_factory=list)  # of each row, if they were asked for
-    unplaced: int = 0  # events with a duration that have no place in a timeline, but for frames of Python
+    unplaced: int = 0  # events that have no place in a timeline or are lost, but for marks and frames of Python
     versions: dict[str, str] = field(default_factory=dict)
 
 
@@ -127,6 +127,7 @@ def read_kineto(document: Document, *, arguments: bool = False) -> RawTrace:
         trace.columns["end"] += base
     trace.unix = bool(len(start) and int(start[len(start) // 2]) > UNIX)
     trace.lost[" of no valid JSON"] += document.lost
+    trace.unplaced += trace.lost.total()
     for name, value in _told(outer, path.name).items():
         setattr(trace, name, value)
     return trace

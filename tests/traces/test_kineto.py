@@ -627,12 +627,19 @@ def others(count, cat="mystery"):
     return [event(cat, f"odd {number}", PID, 2, BASE + number, 1, {}) for number in range(count)]
 
 
+def lacking(key, count):
+    return [each | {key: None} for each in others(count, "cpu_op")]
+
+
 @pytest.mark.parametrize(
     ("events", "outer", "kind", "told"),
     [
         ([op("aten::mm", BASE, 5), *others(3)], {}, "work-not-seen", "only 25 % of the events with a duration"),
         ([*loop(), *others(30)], {}, "work-not-seen", "only 21 % of the events with a duration"),
         ([*loop(), *others(5)], {}, None, None),
+        ([*loop(), *lacking("dur", 12)], {}, "work-not-seen", "only 40 % of the events with a duration"),
+        ([*loop(), *lacking("ts", 30)], {}, "work-not-seen", "the timeline; 30 events cannot be read"),
+        ([*loop(), *lacking("dur", 5)], {}, None, None),
         ([op("aten::mm", BASE, 5), *others(30, "python_function")], {}, "no-gpu-work", None),  # stacks
         (
             [op("aten::mm", BASE, 5)],
