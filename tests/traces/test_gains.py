@@ -4,6 +4,8 @@ import pytest
 from trace_files import BASE, call, copy, note, op, read_events, repeated, work
 
 import loaderviz as lv
+from loaderviz.analysis import what_if
+from loaderviz.batches import LOADER_NEXT
 
 US = 1_000
 A100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}]}
@@ -147,3 +149,26 @@ def test_a_wait_that_gains_little_does_not_come_before_what_the_host_does(tmp_pa
     advice = lv.advise(read_events(tmp_path, *masked(1_110)))
     assert [each.kind for each in advice][:2] == ["host-bound", "synchronizes-each-step"]
     assert advice[0].expected_gain.ns > 8 * advice[1].expected_gain.ns
+
+
+def test_the_long_name_of_a_kernel_is_looked_through_once(tmp_path, monkeypatch):
+    """Names of templates have thousands of letters, and a replay asks of each launch what its kernel is."""
+
+    class Pattern:
+        asked: list[str] = []
+
+        def search(self, name):
+            self.asked.append(name)
+
+    monkeypatch.setattr(what_if, "_UNSCALED", Pattern())
+    events = repeated(
+        10,
+        1_000,
+        lambda n, at: [
+            op(f"{LOADER_NEXT}SingleProcessDataLoaderIter.__next__", at, 500),
+            call("cudaLaunchKernel", at + 510, 5, n + 1),
+            work("a_kernel_of_this_test_alone", at + 520, 300, n + 1),
+        ],
+    )
+    assert "workers" in lv.advise(read_events(tmp_path, *events))[0].change
+    assert Pattern.asked == ["a_kernel_of_this_test_alone"]
