@@ -45,6 +45,7 @@ from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import Summary, check_timeline, device_sets, in_loop, on_device, on_workers
 from loaderviz.timeline import COPIES, KERNELS, Cause, Ints, Kind, Mask, Timeline
+from loaderviz.traces.steps import ABSENT
 from loaderviz.vendors import NSIGHT, NSYS, PAGE_FAULTS, Api
 
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
@@ -1612,7 +1613,10 @@ def _first_calls(facts: Evidence, waiting: bool = True) -> Intervals:
 
 
 def _recording(facts: Evidence) -> str:
-    """How to record all of the GPU's work, with the profiler that has made the file."""
+    """How to record all of the GPU's work, with the profiler that has made the file, or all ranks."""
+    missing = facts.timeline.context.missing
+    if missing and not facts.unseen and all(ABSENT in each for each in missing):
+        return "# record each rank, and give read() the files of all of them"
     if NSIGHT in facts.timeline.context.versions:
         return f"{NSYS} python train.py  # begin before the work, and wait for the GPU before the program ends"
     return "# begin the profiler before the work, with activities=[CPU, CUDA]; wait for the GPU before it ends"

@@ -18,9 +18,9 @@ from loaderviz import intervals
 from loaderviz.analysis.ranks import CAUSES, RankTable, Times, common_ends, table_of
 from loaderviz.metrics import Loop, begin_of, choose_device, device_of, lateness, window_of
 from loaderviz.timeline import Context, Ints, Kind, Message, Timeline, TimelineBuilder
-from loaderviz.traces import TraceError, attempted, check_executor, made_of, read, told_of, tried
+from loaderviz.traces import TraceError, absent, attempted, check_executor, made_of, read, told_of, tried
 from loaderviz.traces.places import found
-from loaderviz.traces.steps import checked_part
+from loaderviz.traces.steps import ABSENT, checked_part
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -35,7 +35,7 @@ class RankNumbers:
     `did` is for how long it did what a `RankRow` says, in its `window`. Of each collective there are the name and the
     message. `moments` are its own begin, that of its window, and when each of its `n` collectives came and ended; by
     then it had `done` so much of each of `CAUSES`, of shape `(2 + 2n, 4)`. `steps` are when its steps begin; its window
-    holds `count` of them.
+    holds `count` of them. `world` is how many ranks the run has, None if its file does not tell.
     """
 
     path: Path
@@ -52,6 +52,7 @@ class RankNumbers:
     steps: Ints
     count: float
     messages: tuple[Message | None, ...]
+    world: int | None
 
 
 def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = None) -> RankTable:
@@ -77,7 +78,13 @@ def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = 
         table = _joined(every)
         telling = dict.fromkeys(every[row.device].path for row in table.telling)
         timeline = read(list(telling), executor=executor, steps=steps)
-        return replace(table, timeline=timeline, notes=told_of(left_out, files))
+        lacks = absent([(each.rank, each.world) for each in every])
+        told = {  # of all ranks, not of those that are read again
+            name: (*(each for each in getattr(timeline.context, name) if ABSENT not in each), *lacks)
+            for name in ("notes", "missing")
+        }
+        timeline = replace(timeline, context=replace(timeline.context, **told))
+        return replace(table, timeline=timeline, notes=(*told_of(left_out, files), *lacks))
 
 
 def _numbers_of(path: Path, part: slice | None = None) -> list[RankNumbers] | TraceError:
@@ -115,6 +122,7 @@ def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
         begin_of(timeline, device, loop.spans) + zero if len(loop.spans) else rows[:0],
         loop.count(start, end),
         tuple(told.get(correlation) for correlation in timeline.correlation[rows].tolist()),
+        raw.world,
     )
 
 

@@ -36,7 +36,17 @@ from loaderviz.traces.assemble import Lanes, assemble, nothing_drawn
 from loaderviz.traces.kineto import RawTrace, read_kineto, told_rank
 from loaderviz.traces.places import PathLike, found
 from loaderviz.traces.source import Document, TraceError
-from loaderviz.traces.steps import BY_LOADER, COUNTED, checked_part, counted, marks_of, noted, of_steps, of_window
+from loaderviz.traces.steps import (
+    ABSENT,
+    BY_LOADER,
+    COUNTED,
+    checked_part,
+    counted,
+    marks_of,
+    noted,
+    of_steps,
+    of_window,
+)
 from loaderviz.vendors import Role
 
 if TYPE_CHECKING:
@@ -113,8 +123,29 @@ def read(
     except TooLargeError as problem:
         raise TraceError(f"{files[0]}{' and others' if len(files) > 1 else ''}: {problem}") from problem
     missing = sorted(set(wanted or ()) - {raw.rank for raw in raws})
-    absent = [f"no file is of rank {', '.join(map(str, missing))}"] if missing else []
-    return noted(timeline, *told_of(left_out, files), *absent)
+    notes = [f"no file is of rank {', '.join(map(str, missing))}"] if missing else []
+    several = len(raws) > 1
+    lacks = absent([(raw.rank, raw.world) for raw in raws], several and wanted is None)
+    told = timeline.context.missing + lacks * several  # who reads one alone wants no other
+    return noted(timeline, *told_of(left_out, files), *notes, *lacks, missing=told)
+
+
+def absent(ranks: Iterable[tuple[int | None, int | None]], all_files: bool = True) -> tuple[str, ...]:
+    """Return a sentence on the ranks of a run that are not among these, each with how many the run has by its file.
+
+    There is none where no rank is missing, and where the files do not tell, or differ. `all_files`: all were read.
+    """
+    there, worlds = map(set, zip(*ranks, strict=True))
+    world = worlds.pop() if len(worlds) == 1 else None
+    lacking, more = [rank for rank in range(world or 0) if rank not in there], ""
+    if world is None or not lacking or len(lacking) + len(there) > world:
+        return ()
+    if len(lacking) > _MANY:
+        more = f" and {len(lacking) - _MANY:,} more"
+    one = len(lacking) == 1
+    named = f"rank{'s' * (not one)} {', '.join(map(str, lacking[:_MANY]))}{more} of {world:,}"
+    what = f"{'has' if one else 'have'} no file here" if all_files else f"{'was' if one else 'were'} not read"
+    return (f"{named} {what}: {ABSENT} {'it' if one else 'them'}",)
 
 
 def tried(

@@ -83,6 +83,7 @@ class RawTrace:
     label: str = ""
     unix: bool = True
     rank: int | None = None
+    world: int | None = None  # how many ranks the run has
     devices: dict[int, str] = field(default_factory=dict)
     threads: dict[tuple[str, str], str] = field(default_factory=dict)  # (pid, tid) -> its name
     event_waits: list[tuple[Any, ...]] = field(default_factory=list)  # their correlation and `_WAIT_KEYS`
@@ -150,6 +151,8 @@ def _told(outer: dict[str, Any], name: str) -> dict[str, Any]:
     rank = int(match[1]) if rank is None and match else rank
     entries = [entry for entry in properties if isinstance(entry, dict)] if isinstance(properties, list) else []
     devices = {_whole(entry.get("id", place)): entry.get("name") for place, entry in enumerate(entries)}
+    info = outer.get("distributedInfo")
+    world = _whole(info.get("world_size")) if isinstance(info, dict) else None
     keys = ("torch_version", "cuda_runtime_version", "cuda_driver_version", "hip_runtime_version", "kineto_version")
     missing: list[str] = []
     remarks = []  # what the profiler itself logged as lost, in lines that older versions keep in the file
@@ -162,6 +165,7 @@ def _told(outer: dict[str, Any], name: str) -> dict[str, Any]:
             missing.append("the profiler's buffer was full: it stopped early")
     return {
         "rank": rank,
+        "world": world if 0 < (world or 0) <= LIMITS["lane"] else None,
         "remarks": remarks,
         "missing": missing,
         "devices": {number: name for number, name in devices.items() if number is not None and isinstance(name, str)},
