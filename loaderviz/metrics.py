@@ -479,7 +479,8 @@ class Loop:
 
     `cut`: the timeline begins in a later step, so the start is not in it. `first` is the place of the first step of
     the steady state in `spans`: the first after step 0 in which nothing is allocated, page-locked or started. If that
-    goes on for half of the steps it is no start, and only step 0 is left out. `last` is when its last mark ends [ns].
+    goes on for half of the steps it is no start, and only step 0 is left out. Where the timeline is cut, only a first
+    step that holds the GPU up as no later one does is left out. `last` is when its last mark ends [ns].
     `evaluated` are the marks of batches that are no steps, since no optimizer steps for them; one that is only taken,
     before the loop is left, is none of both.
     """
@@ -506,7 +507,7 @@ class Loop:
                 counts = [int(each["samples"]) if each.get("samples") else None for each in told]
                 spans, samples = _joined(timeline, spans, counts)
                 cut = int(found[int(timeline.name[marks[0]])]["number"]) > 0  # whoever takes it: a validation, too
-                first = 0 if cut else _first_steady(timeline, device, spans)
+                first = (_first_warm if cut else _first_steady)(timeline, device, spans)
                 others, used = _others(timeline, device, marks, spans)
                 last = _last(timeline, device, np.r_[spans, others[used]], others[~used])
                 return cls(timeline, device, spans, samples, cut, first, last, others[used])
@@ -521,7 +522,7 @@ class Loop:
         work = on_device(self.timeline, self.device) & self.timeline.where(*DEVICE_KINDS)
         start = int(self.timeline.start[self.spans[self.first]])
         end = int(self.timeline.end[work].max(initial=self.last))
-        if self.cut:  # another rank's recording may begin earlier
+        if self.cut and not self.first:  # another rank's recording may begin earlier
             lanes = self.timeline.lanes
             mine = {self.device, *(lanes[lane].device for lane in loop_lanes(self.timeline, self.device))}
             start = int(self.timeline.start[self.timeline.in_lanes(lambda lane: lane.device in mine)].min())
@@ -740,6 +741,19 @@ def _first_steady(timeline: Timeline, device: int, spans: Ints) -> int:
     return 1
 
 
+def _first_warm(timeline: Timeline, device: int, spans: Ints) -> int:
+    """Return 1 if kernels pause for several steps' time in the first step, and in no other for half as long; else 0."""
+    begins = begin_of(timeline, device, spans)
+    kernels = np.flatnonzero(on_device(timeline, device) & timeline.where(*KERNELS))
+    if not len(kernels) or not FEW <= len(spans) == len(begins):
+        return 0
+    ends = np.r_[begins[1:], timeline.end[kernels].max()]
+    starts = np.r_[timeline.start[spans[0]], begins[1:]]
+    work = intervals.union(timeline.start[kernels], timeline.end[kernels])
+    pause, *others = intervals.free_within(work, starts, ends).tolist()
+    return int(pause > max(BREAK * np.median(np.diff(begins[1:])), 2 * max(others)))
+
+
 # The numbers
 
 
@@ -871,7 +885,7 @@ def summarize(
     computes, waits, size = _fetch(timeline, start, end, device)
     return replace(
         found,
-        start_up=0 if window is not None or loop.cut else start - timeline.begin,
+        start_up=0 if window is not None or (loop.cut and not loop.first) else start - timeline.begin,
         unpriced=timeline.context.unpriced,
         fetch_computes=computes,
         fetch_waits=waits,

@@ -44,7 +44,7 @@ from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import Summary, check_timeline, device_sets, in_loop, on_device, on_workers
-from loaderviz.timeline import COPIES, KERNELS, Cause, Ints, Kind, Mask, Timeline
+from loaderviz.timeline import COPIES, KERNELS, Cause, Ints, Kind, Mask, Span, Timeline
 from loaderviz.traces.steps import ABSENT
 from loaderviz.vendors import NSIGHT, NSYS, PAGE_FAULTS, Api
 
@@ -1532,11 +1532,8 @@ def start_up(facts: Evidence) -> Finding | None:
     before = facts.start - timeline.begin
     if not facts.here.any() or facts.marked.cut or before < START_UP * timeline.duration:
         return None
-    early = (timeline.end <= facts.start) & timeline.where(Kind.API, Kind.OPERATOR, Kind.WAIT, Kind.FETCH)
-    longest = ""
-    if early.any():
-        row = timeline.row(int(np.flatnonzero(early)[np.argmax((timeline.end - timeline.start)[early])]))
-        longest = f"; the longest part of it is {row.name}, {words.duration(row.duration)}"
+    row = _longest_before(facts, np.ones(len(timeline), bool))
+    longest = f"; the longest part of it is {row.name}, {words.duration(row.duration)}" if row else ""
     change = "loader = DataLoader(..., persistent_workers=True)  # with more epochs than one, if it is not set already"
     number = int(timeline.batch[facts.marks[0]]) if facts.marks else -1
     first = f"batch {number}" if number > 0 else "the first step" if facts.steps else "the GPU's first work"
@@ -1551,7 +1548,12 @@ def start_up(facts: Evidence) -> Finding | None:
 
 
 def warm_up(facts: Evidence) -> Finding | None:
-    """First calls and allocations, where fewer than two steps are marked: nothing tells that they come back."""
+    """First calls and allocations, where fewer than two steps are marked: nothing tells that they come back.
+
+    Or a slow first step of a recording that begins in a later one, which is left out.
+    """
+    if facts.marked.cut and facts.marked.first and facts.asked is None:
+        return _slow_first_step(facts)
     memory, time = facts.loop & facts.does(Api.MEMORY), intervals.length(_first_calls(facts))
     if not facts.here.any() or not time or time < START_UP * facts.window:
         return None
@@ -1567,6 +1569,29 @@ def warm_up(facts: Evidence) -> Finding | None:
         "# record later steps and mark them: schedule=torch.profiler.schedule(wait=5, warmup=1, active=5), prof.step()",
         ONCE,
     )
+
+
+def _slow_first_step(facts: Evidence) -> Finding:
+    first, second = facts.timeline.start[facts.marked.spans[:2]].tolist()
+    row, what = _longest_before(facts, in_loop(facts.timeline, facts.device)), "what is outside torch"
+    if row and 2 * row.duration > second - first:
+        what = f"{row.name}, {words.duration(row.duration)}"
+    return Finding(
+        "warm-up",
+        f"the first step takes {words.duration(second - first)}, and most of it is {what}. The GPU has no such pause "
+        f"in the {len(facts.marks):,} later steps, so this time is not judged",
+        "# record more steps, and later ones, to see whether it comes back: schedule(wait=10, warmup=2, active=20)",
+        ONCE,
+        subject=Subject(time="start-up"),
+    )
+
+
+def _longest_before(facts: Evidence, mask: Mask) -> Span | None:
+    """Return the longest of these calls, waits and fetches that end before the window; None if there is none."""
+    timeline = facts.timeline
+    early = mask & (timeline.end <= facts.start) & timeline.where(Kind.API, Kind.OPERATOR, Kind.WAIT, Kind.FETCH)
+    longest = np.argmax((timeline.end - timeline.start) * early) if early.any() else None
+    return None if longest is None else timeline.row(int(longest))
 
 
 def short_window(facts: Evidence) -> Finding | None:

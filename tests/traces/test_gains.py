@@ -172,3 +172,55 @@ def test_the_long_name_of_a_kernel_is_looked_through_once(tmp_path, monkeypatch)
     )
     assert "workers" in lv.advise(read_events(tmp_path, *events))[0].change
     assert Pattern.asked == ["a_kernel_of_this_test_alone"]
+
+
+def first_slow(pause, how="host", count=8, again=0):
+    """Steps of 1 ms with a kernel of 700 µs, read in each; the first, and the one `again`, have a pause before it."""
+    events, now = [], BASE
+    for n in range(count):
+        late = pause if n in (0, again) else 0
+        copied, asked = (10 + late, 0) if how == "copy" else (10, late if how == "loader" else 0)
+        at = now + 60 + asked + (late if how == "host" else 0)
+        first, long = at + copied + 20, 700 + (late if how == "kernel" else 0)
+        end = first + long + 200
+        events += [
+            note(f"ProfilerStep#{n + 5}", now, end - now),
+            op(f"{LOADER_NEXT}_MultiProcessingDataLoaderIter.__next__", now, 50 + asked),
+            op("aten::copy_", at, copied + 5),
+            call("cudaMemcpyAsync", at + 1, copied + 3, 10 * n + 1),
+            copy(at + 2, copied, 10 * n + 1, "Memcpy HtoD (Pageable -> Device)", nbytes=100_000),
+            call("cudaLaunchKernel", at + copied + 10, 5, 10 * n + 2),
+            work("gemm", first, long, 10 * n + 2),
+            call("cudaDeviceSynchronize", first + 5, long + 5, 10 * n + 3),
+        ]
+        now = end
+    return events
+
+
+@pytest.mark.parametrize("how", ["host", "loader", "copy"])
+def test_a_slow_first_step_is_a_warm_up_and_no_part_of_the_others(tmp_path, how):
+    timeline = read_events(tmp_path, *first_slow(10_000, how))
+    advice, summary = lv.advise(timeline), lv.summarize(timeline)
+    warm = next(each for each in advice if each.kind == "warm-up")
+    assert not warm.expected_gain.ns and "the first step takes 10.99 ms, and most of it is" in warm.evidence
+    named = {"host": "outside torch", "loader": "__next__, 10.05 ms", "copy": "aten::copy_, 10.02 ms"}[how]
+    assert named in warm.evidence and "in the 7 later steps" in warm.evidence
+    assert (summary.step, summary.batches, summary.limit) == (990 * US, 7, 7 * 700 * US)
+    assert summary.start_up == 10_990 * US
+    usual = lv.advise(read_events(tmp_path, *first_slow(0)))
+    assert max(each.expected_gain.ns for each in advice) <= max(each.expected_gain.ns for each in usual)
+
+
+@pytest.mark.parametrize(
+    ("pause", "options"),
+    [
+        (2_000, {}),  # hardly longer than some steps
+        (10_000, {"again": 5}),  # it comes back
+        (10_000, {"count": 2}),  # nothing tells what is usual
+        (10_000, {"how": "kernel"}),
+    ],
+)
+def test_a_first_step_that_tells_something_is_judged(tmp_path, pause, options):
+    timeline = read_events(tmp_path, *first_slow(pause, **options))
+    assert "warm-up" not in [each.kind for each in lv.advise(timeline)]
+    assert lv.summarize(timeline).batches == options.get("count", 8) and not lv.summarize(timeline).start_up
