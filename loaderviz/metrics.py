@@ -1010,7 +1010,7 @@ def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None
 
 def finding(summary: Summary) -> str:
     """Return what a summary with work on the GPU says, in one line of words."""
-    gpu = f"GPU {summary.device} (of {len(summary.devices)})" if len(summary.devices) > 1 else "GPU"
+    gpu = f"GPU {summary.device} (one of {len(summary.devices)})" if len(summary.devices) > 1 else "GPU"
     hidden = words.share(_ratio(summary.hidden_communication, summary.communication))
     parts = [
         f"{gpu} computes {words.share(summary.compute_share)} of the time",
@@ -1104,12 +1104,13 @@ def _rows(summary: Summary) -> list[Row]:
     waits, computes, size = summary.fetch_waits or 0, summary.fetch_computes or 0, summary.fetch_bytes
     fetch = waits + computes
     split = f"{words.share(waits / fetch)} waiting, {words.share(computes / fetch)} on a core" if fetch else ""
+    which = f"device {summary.device}" if gpu else "a loop"
     about = "a batch", split, words.size(size) if size else ""
     rows: list[tuple[object, Row]] = [  # whether it is told, and the line
         (summary.start_up, ("start-up", words.duration(summary.start_up), "before the window")),
         *((True, (f"unpriced: {kind}", "not in it", "see recording.unpriced")) for kind in summary.unpriced),
         (summary.outside, ("between the steps", words.duration(summary.outside), "left out of the window")),
-        (True, ("window", words.duration(window), f"device {summary.device} of {devices}" if devices > 1 else "")),
+        (True, ("window", words.duration(window), f"{which}, one of {devices}" if devices > 1 else "")),
         (summary.batches, ("step", words.duration(summary.step), words.count(summary.batches or 0, "batch"))),
         (summary.samples_per_second is not None, ("throughput", rate, words.count(summary.samples or 0, "sample"))),
         (gpu, _part("GPU computes", summary.compute, window)),

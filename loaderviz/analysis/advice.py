@@ -43,7 +43,7 @@ from loaderviz.analysis.trials import Trials
 from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
-from loaderviz.metrics import Summary, check_timeline, device_sets, in_loop, on_device, on_workers
+from loaderviz.metrics import Summary, check_timeline, device_sets, in_loop, on_device, on_workers, rank_of
 from loaderviz.timeline import COPIES, KERNELS, Cause, Ints, Kind, Mask, Span, Timeline
 from loaderviz.traces.steps import ABSENT
 from loaderviz.vendors import NSIGHT, NSYS, PAGE_FAULTS, Api
@@ -2038,15 +2038,16 @@ def _judged(facts: Evidence) -> str:
     summary, part = facts.summary, words.duration(facts.window)
     whole, many = words.duration(facts.timeline.duration), summary.batches or 0
     steps = "1 step" if many == 1 else f"{many:,} steps of {words.duration(summary.step)}"
-    if facts.rounds and facts.rounds != facts.steps:
+    if facts.rounds and facts.rounds - many >= 0.1:  # the least that its two digits tell well
         steps += f", and the GPU's work on {facts.rounds - many:.2g} steps that were launched before the window"
     elif summary.step and abs(many * summary.step - facts.window) > APART * facts.window:
         steps += (
             f" from one to the next (a time “a step” below is its part of the {part} / {many:,}, a gain its share of a "
             "step)"
         )
+    which = f"rank {rank_of(facts.timeline, facts.device)}" if summary.busy is None else f"device {facts.device}"
     parts = [
-        len(summary.devices) > 1 and f"device {facts.device} of {len(summary.devices)}",
+        len(summary.devices) > 1 and f"{which}, one of {len(summary.devices)}",
         part if part == whole else f"{part} of {whole}",
         many and steps,
         len(facts.outside) and f"without {words.duration(intervals.length(facts.outside))} that belong to no step",

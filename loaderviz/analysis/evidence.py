@@ -575,7 +575,7 @@ class Evidence:
             return self.steps
         begin = begin_of(self.timeline, self.device, np.array([first]))[0]
         early &= self.timeline.end <= begin
-        return self.window / step if self.length(early) > EARLY * step else self.steps
+        return max(self.steps or 0, self.window / step) if self.length(early) > EARLY * step else self.steps
 
     def per_step(self, ns: float, rounds: float | None = None) -> float | None:
         """Return a step's part of `ns` in the window; None where steps are not known, or are shorter than that.

@@ -1,11 +1,12 @@
 """What advice on a file promises, beside sums by hand: traces as torch.profiler writes them, times in µs."""
 
 import pytest
-from trace_files import BASE, call, copy, note, op, read_events, repeated, work
+from trace_files import BASE, call, copy, note, op, read_events, repeated, straggling, work
 
 import loaderviz as lv
 from loaderviz.analysis import what_if
 from loaderviz.batches import LOADER_NEXT
+from loaderviz.metrics import _rows, describe
 
 US = 1_000
 A100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}]}
@@ -224,3 +225,24 @@ def test_a_first_step_that_tells_something_is_judged(tmp_path, pause, options):
     timeline = read_events(tmp_path, *first_slow(pause, **options))
     assert "warm-up" not in [each.kind for each in lv.advise(timeline)]
     assert lv.summarize(timeline).batches == options.get("count", 8) and not lv.summarize(timeline).start_up
+
+
+@pytest.mark.parametrize(("early", "told"), [(150, None), (1_150, "work on 0.55 steps that were launched before")])
+def test_no_negative_number_of_steps_was_launched_before_the_window(tmp_path, early, told):
+    """Of three steps of 1 ms the last is cut after 300 µs."""
+    events = [work("gemm", BASE, early - 20, -1)]
+    for n in range(3):
+        at = BASE + early + 1_000 * n
+        events += [note(f"ProfilerStep#{n + 5}", at, 1_000 if n < 2 else 400), call("cudaLaunchKernel", at + 5, 5, n)]
+        events += [work("gemm", at + 50, 300, n)]
+    judged = lv.advise(read_events(tmp_path, *events)).judged
+    assert "3 steps of 1 ms" in judged and "work on -" not in judged
+    assert (told or "3 steps of 1 ms") in judged and bool(told) is ("launched before" in judged)
+
+
+def test_a_device_is_one_of_those_that_are_read(tmp_path):
+    straggling(tmp_path, 6, count=8)
+    timeline = lv.read(tmp_path, ranks=[1, 4, 6])
+    assert lv.advise(timeline).judged.startswith("Judged: device 6, one of 3, ")
+    assert "; GPU 6 (one of 3) computes " in describe(timeline)
+    assert ("window", "device 6, one of 3") in [(what, told) for what, _, told in _rows(lv.summarize(timeline))]
