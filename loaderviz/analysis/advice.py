@@ -1647,6 +1647,8 @@ def _recording(facts: Evidence) -> str:
     return "# begin the profiler before the work, with activities=[CPU, CUDA]; wait for the GPU before it ends"
 
 
+_MEMSET = re.compile("memset", re.IGNORECASE)
+LOST = 0.05  # of the launches: if the work of more is not seen, it is not known that there is nothing to gain
 _NOT_JUDGED = (
     ". The kernels set the pace, and what they compute is not judged here: a lower precision (TF32, torch.autocast), "
     "another model or a faster GPU makes them shorter"
@@ -1684,7 +1686,11 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
         f"{words.share(summary.kernels / facts.window)} of the window, {copy}, the GPU is idle "
         f"{words.share(1 - (summary.busy or 0))}: {summary.away}"
     )
-    if unseen := facts.unseen or "; ".join(facts.timeline.context.missing):
+    lost = int((facts.lost & ~facts.timeline.named(_MEMSET.search)).sum())  # CUPTI does not tell of each memset
+    count, some = int(facts.launching.sum()), ""
+    if lost > LOST * count and not facts.captured:
+        some = f"{lost:,} of {words.count(count, 'launch')} of the loop have no work on the GPU: the profiler lost it"
+    if unseen := facts.unseen or "; ".join(facts.timeline.context.missing) or some:
         return Finding("work-not-seen", f"{unseen}. Kernels are seen {run}", _recording(facts), NO_GAIN)
     text = f"kernels run {run}"
     if not facts.loop.any() and facts.window >= WORTH_IT * summary.limit:

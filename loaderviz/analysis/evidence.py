@@ -818,9 +818,7 @@ class Evidence:
         """Why the GPU's work is not in the timeline although the host launches it, or waits for it; "" if it is."""
         if len(self.outside):
             return Evidence(self.timeline, self.device, (self.start, self.end), NONE).unseen
-        launches = self.launching & (self.timeline.start <= self.complete_until)
-        made = self.timeline.places(self.launched_by[self.launched_by >= 0])
-        count, lost = int(launches.sum()), int((launches & ~made).sum())
+        lost, count = int(self.lost.sum()), int(self._known.sum())
         if count >= FEW and lost > count / 2:
             why = "a CUDA graph is captured" + ("" if self.captured else ", or the profiler lost their work")
             return f"{lost:,} of {words.count(count, 'launch')} have no work on the GPU: {why}"
@@ -832,6 +830,15 @@ class Evidence:
                 "waits for is not in the timeline (the profiler began while it ran, or lost it)"
             )
         return ""
+
+    @cached_property
+    def _known(self) -> Mask:
+        return self.launching & (self.timeline.start <= self.complete_until)
+
+    @cached_property
+    def lost(self) -> Mask:
+        """The loop's launches that have no work on the GPU, although it would be in the timeline."""
+        return self._known & ~self.timeline.places(self.launched_by[self.launched_by >= 0])
 
     @property
     def captured(self) -> bool:

@@ -49,6 +49,11 @@ _PHASES |= dict.fromkeys("BE", "events by begin and end") | dict.fromkeys("bne",
 _DAMAGE = (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, AttributeError)
 _OWN = "python_function", "Trace", "trace"  # stacks, and the profiler's own: these are not drawn, and not missing
 _ASCEND = re.compile(r"(?:Ascend Hardware|CANN|Overlap Analysis)(?: \d+)?")  # processes in its files
+_LOGGED = {  # of the first, none is lost: CUPTI runs in the warm-up, too
+    "Out-of-range": "left out {:,} events from before and after the time that it was asked to record",
+    "Invalid ext correlations": "left out {:,} links between operators and work of the GPU, which were not valid",
+    "CPU GPU out-of-order": "saw {:,} pieces of work that the GPU began before their launch",
+}
 _LONGEST_TIME = 1 << 61  # ns; int64 has room for a start and a length of it
 
 
@@ -155,12 +160,12 @@ def _told(outer: dict[str, Any], name: str) -> dict[str, Any]:
     world = _whole(info.get("world_size")) if isinstance(info, dict) else None
     keys = ("torch_version", "cuda_runtime_version", "cuda_driver_version", "hip_runtime_version", "kineto_version")
     missing: list[str] = []
-    remarks = []  # what the profiler itself logged as lost, in lines that older versions keep in the file
+    remarks = []  # what the profiler itself logged, in lines that older versions keep in the file
     logs = [outer[key] for key in ("INFO", "WARNING", "ERROR") if isinstance(outer.get(key), list)]
     for line in (line for log in logs for line in log if isinstance(line, str)):
-        for what, count in re.findall(r"(Out-of-range|Invalid ext correlations|CPU GPU out-of-order) = (\d+)", line):
+        for what, count in re.findall(rf"({'|'.join(_LOGGED)}) = (\d+)", line):
             if int(count):
-                remarks.append(f"the profiler itself dropped {int(count):,} events ({what.lower()})")
+                remarks.append(f"the profiler {_LOGGED[what].format(int(count))}")
         if re.search(r"CUPTI stopped early\? = 1", line):
             missing.append("the profiler's buffer was full: it stopped early")
     return {

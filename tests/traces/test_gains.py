@@ -246,3 +246,30 @@ def test_a_device_is_one_of_those_that_are_read(tmp_path):
     assert lv.advise(timeline).judged.startswith("Judged: device 6, one of 3, ")
     assert "; GPU 6 (one of 3) computes " in describe(timeline)
     assert ("window", "device 6, one of 3") in [(what, told) for what, _, told in _rows(lv.summarize(timeline))]
+
+
+@pytest.mark.parametrize(
+    ("lost", "name", "kind"),
+    [
+        (0, "cudaLaunchKernel", "nothing-to-gain"),
+        (2, "cudaLaunchKernel", "nothing-to-gain"),
+        (3, "cudaLaunchKernel", "work-not-seen"),
+        (3, "cudaMemsetAsync", "nothing-to-gain"),  # of which not each is told
+    ],
+)
+def test_nothing_is_to_gain_only_where_the_work_of_nearly_all_launches_is_seen(tmp_path, lost, name, kind):
+    """Of 40 launches some have no work in the file."""
+    events = repeated(
+        20,
+        1_000,
+        lambda n, at: [
+            note(f"ProfilerStep#{n + 5}", at, 1_000),
+            call("cudaLaunchKernel", at + 5, 5, 2 * n + 1),
+            work("gemm", at + 20, 975, 2 * n + 1),
+            call(name, at + 15, 5, 2 * n + 2),
+            *[work("relu", at + 995, 2, 2 * n + 2)] * (n % 5 > 0 or n // 5 >= lost),
+        ],
+    )
+    advice = lv.advise(read_events(tmp_path, *events))
+    assert [each.kind for each in advice] == [kind]
+    assert (f"{lost} of 40 launches of the loop have no work" in advice[0].evidence) is (kind == "work-not-seen")
