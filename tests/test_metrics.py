@@ -344,7 +344,7 @@ def test_the_table_of_a_run_on_several_ranks():
     }
     assert {name: table.get(name) for name in expected} == expected
     assert (summary.hidden_communication, summary.exposed_communication) == (200, 400)
-    assert describe(timeline).startswith("rank 1 is late: the others wait 200 ns for it; GPU 1 (one of 2) computes 0 % of")
+    assert describe(timeline).startswith("rank 1 is late: the others wait 200 ns for it; GPU 1 (one of 2) computes 0 %")
 
 
 def test_the_table_of_a_run_without_a_gpu_is_about_waiting():

@@ -44,8 +44,7 @@ from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import Summary, check_timeline, device_sets, in_loop, on_device, on_workers, rank_of
-from loaderviz.timeline import COPIES, KERNELS, Cause, Ints, Kind, Mask, Span, Timeline
-from loaderviz.traces.steps import ABSENT
+from loaderviz.timeline import ABSENT, COPIES, KERNELS, Cause, Ints, Kind, Mask, Span, Timeline
 from loaderviz.vendors import NSIGHT, NSYS, PAGE_FAULTS, Api
 
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told

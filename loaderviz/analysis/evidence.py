@@ -820,6 +820,9 @@ class Evidence:
             return Evidence(self.timeline, self.device, (self.start, self.end), NONE).unseen
         lost, count = int(self.lost.sum()), int(self._known.sum())
         if count >= FEW and lost > count / 2:
+            if self.timeline.context.origin == "file" and (self.timeline.correlation[self._known] < 0).all():
+                told = words.count(count, "launch")
+                return f"it is not known what {told} put on the GPU: no event has a correlation id (in its args)"
             why = "a CUDA graph is captured" + ("" if self.captured else ", or the profiler lost their work")
             return f"{lost:,} of {words.count(count, 'launch')} have no work on the GPU: {why}"
         blocked = intervals.intersect(self.covered(self.waiting(Cause.SYNCHRONIZE, Cause.STAGING)), self.idle)

@@ -17,10 +17,10 @@ import numpy as np
 from loaderviz import intervals
 from loaderviz.analysis.ranks import CAUSES, RankTable, Times, common_ends, table_of
 from loaderviz.metrics import Loop, begin_of, choose_device, device_of, lateness, window_of
-from loaderviz.timeline import Context, Ints, Kind, Message, Timeline, TimelineBuilder
+from loaderviz.timeline import ABSENT, Context, Ints, Kind, Message, Timeline, TimelineBuilder
 from loaderviz.traces import TraceError, absent, attempted, check_executor, made_of, read, told_of, tried
 from loaderviz.traces.places import found
-from loaderviz.traces.steps import ABSENT, checked_part
+from loaderviz.traces.steps import checked_part
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -79,11 +79,9 @@ def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = 
         telling = dict.fromkeys(every[row.device].path for row in table.telling)
         timeline = read(list(telling), executor=executor, steps=steps)
         lacks = absent([(each.rank, each.world) for each in every])
-        told = {  # of all ranks, not of those that are read again
-            name: (*(each for each in getattr(timeline.context, name) if ABSENT not in each), *lacks)
-            for name in ("notes", "missing")
-        }
-        timeline = replace(timeline, context=replace(timeline.context, **told))
+        context = timeline.context  # it tells of those that are read again
+        told, missing = ((*(e for e in part if ABSENT not in e), *lacks) for part in (context.notes, context.missing))
+        timeline = replace(timeline, context=replace(context, notes=told, missing=missing))
         return replace(table, timeline=timeline, notes=(*told_of(left_out, files), *lacks))
 
 

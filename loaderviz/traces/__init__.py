@@ -31,22 +31,12 @@ from loaderviz import words
 from loaderviz.batches import BATCH_RANGE
 from loaderviz.files import SQLITE, Source, TooLargeError
 from loaderviz.progress import told
-from loaderviz.timeline import Kind, Timeline, TimelineError
+from loaderviz.timeline import ABSENT, Kind, Timeline, TimelineError
 from loaderviz.traces.assemble import Lanes, assemble, nothing_drawn
 from loaderviz.traces.kineto import RawTrace, read_kineto, told_rank
 from loaderviz.traces.places import PathLike, found
 from loaderviz.traces.source import Document, TraceError
-from loaderviz.traces.steps import (
-    ABSENT,
-    BY_LOADER,
-    COUNTED,
-    checked_part,
-    counted,
-    marks_of,
-    noted,
-    of_steps,
-    of_window,
-)
+from loaderviz.traces.steps import BY_LOADER, COUNTED, checked_part, counted, marks_of, noted, of_steps, of_window
 from loaderviz.vendors import Role
 
 if TYPE_CHECKING:
@@ -157,7 +147,9 @@ def tried(
     left_out = [each for each in every if isinstance(each, TraceError)]
     read = [each for each in every if not isinstance(each, TraceError)]
     if left_out and (named or not read):
-        raise left_out[0]
+        others = len(left_out) - 1
+        more = f"; nor is any of the {others:,} other files" if others > 1 else "; nor is the other file"
+        raise left_out[0] if named or not others else TraceError(f"{left_out[0]}{more}")
     return read, left_out
 
 

@@ -15,6 +15,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
@@ -236,7 +237,7 @@ class EventTable:
             role, what = _role(event.get("cat", "")), "name"
             name = self.names[event["name"]] if role else -1
         except _DAMAGE:
-            self.trace.lost[f" without a {what} that can be read"] += 1
+            self.trace.lost[_unread(event, what)] += 1
             return None
         arguments = event.get("args")
         if not isinstance(arguments, dict):
@@ -303,6 +304,14 @@ class EventTable:
             self.foreign = "a profile of an Ascend NPU, as msprof and torch_npu write it"
         elif what == "thread_name" and isinstance(label, str) and len(self.trace.threads) < LIMITS["lane"]:
             self.trace.threads[str(event.get("pid")), str(event.get("tid"))] = label
+
+
+def _unread(event: Event, what: str) -> str:
+    """Return in words that this could not be read of an event."""
+    with suppress(*_DAMAGE):
+        if what == "time" and UNIX < float(event["ts"]) < 100 * UNIX:
+            return " whose time is in ns, as it seems, where µs are expected"
+    return f" without a {what} that can be read"
 
 
 def _number(value: Any) -> int:

@@ -37,7 +37,6 @@ FULL = (
 BY_OPTIMIZER = "steps are counted by optimizer.step(): no loader marks the batches"
 IN_TURN = "optimizers that step in turn make one step of the loop, which the last of them ends"
 COUNTED = "steps are counted by optimizer.step(): nothing marks them"
-ABSENT = "in collectives others may wait for"  # ranks that were not read
 BY_LOADER = "steps are counted by DataLoader.__next__: nothing marks them"
 
 

@@ -9,6 +9,7 @@ import sys
 import zlib
 from base64 import b64encode
 from types import SimpleNamespace
+from zipfile import ZipFile
 
 import pytest
 from hypothesis import given, settings
@@ -270,6 +271,13 @@ def test_a_file_whose_every_event_is_broken_says_why(tmp_path, key, value):
         read(path)
 
 
+@pytest.mark.parametrize(("factor", "told"), [(1_000, " whose time is in ns, as it seems"), (10**6, " without a time")])
+def test_times_in_ns_are_told_as_such(tmp_path, factor, told):
+    events = [each | {"ts": each["ts"] * factor} for each in loop()]
+    with pytest.raises(TraceError, match=f"{len(events)} events{told}"):
+        read(write(tmp_path, trace(*events)))
+
+
 @pytest.mark.parametrize(
     "value, said", [({"__class__": 3}, "an object"), ("x", "a text"), (3, "a number"), (True, "true")]
 )
@@ -302,6 +310,7 @@ def test_a_first_event_that_is_odd_costs_at_most_itself(tmp_path, monkeypatch, f
         (lambda folder: folder, TraceError, "has no trace in it"),
         (lambda folder: [], TraceError, "an empty list"),
         (lambda folder: 3, TypeError, "needs a path"),
+        (lambda folder: ZipFile(folder / "a.zip", "w"), TypeError, "of an archive, too.*, got ZipFile"),
         (lambda folder: [folder, folder], TraceError, "a folder inside a list"),
     ],
 )

@@ -156,11 +156,10 @@ def test_the_long_name_of_a_kernel_is_looked_through_once(tmp_path, monkeypatch)
     """Names of templates have thousands of letters, and a replay asks of each launch what its kernel is."""
 
     class Pattern:
-        asked: list[str] = []
-
         def search(self, name):
-            self.asked.append(name)
+            asked.append(name)
 
+    asked = []
     monkeypatch.setattr(what_if, "_UNSCALED", Pattern())
     events = repeated(
         10,
@@ -172,7 +171,7 @@ def test_the_long_name_of_a_kernel_is_looked_through_once(tmp_path, monkeypatch)
         ],
     )
     assert "workers" in lv.advise(read_events(tmp_path, *events))[0].change
-    assert Pattern.asked == ["a_kernel_of_this_test_alone"]
+    assert asked == ["a_kernel_of_this_test_alone"]
 
 
 def first_slow(pause, how="host", count=8, again=0):
@@ -273,3 +272,10 @@ def test_nothing_is_to_gain_only_where_the_work_of_nearly_all_launches_is_seen(t
     advice = lv.advise(read_events(tmp_path, *events))
     assert [each.kind for each in advice] == [kind]
     assert (f"{lost} of 40 launches of the loop have no work" in advice[0].evidence) is (kind == "work-not-seen")
+
+
+def test_a_file_without_correlation_ids_is_told_as_such(tmp_path):
+    events = [each | {"args": {}} for each in masked(150, count=100)]
+    told = lv.advise(read_events(tmp_path, *events, op("aten::mm", BASE + 30_000, 100)))
+    assert "launches put on the GPU: no event has a correlation id" in told[0].evidence
+    assert "captured" not in str(told)

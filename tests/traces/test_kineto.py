@@ -506,7 +506,7 @@ def test_the_quality_of_a_recording(tmp_path):
     events += [op("aten::x", BASE + n, 1.0) for n in range(60)]
     line = "INFO: Record counts: Out-of-range = 7, Invalid ext correlations = 0, CUPTI stopped early? = 1"
     said = notes(read_events(tmp_path, *events, INFO=[line]))
-    assert said.startswith("the profiler's buffer was full") and "left out 7 events from before and after the time that" in said
+    assert said.startswith("the profiler's buffer was full") and "left out 7 events from before" in said
     assert "1 of 3 launches without GPU work, 1 of 3 GPU spans without a launch" in said
     assert "33 % of GPU spans last 0 ns" in said
     assert "clock steps of 1 µs" in said
