@@ -164,7 +164,7 @@ def choose_device(timeline: Timeline, device: int | None = None) -> tuple[int, t
 def _busiest(timeline: Timeline) -> int:
     """Return the device with the most work of its own: in a collective it may only wait.
 
-    Of ranks on the CPU, the one whose loop is longest in operators and fetches that are no collective.
+    Of ranks on the CPU, the one whose loop is longest in operators that are no collective, and in getting batches.
     """
     devices = devices_of(timeline)
     own = timeline.where(*DEVICE_KINDS) & ~timeline.where(Kind.COMMUNICATION)
@@ -172,6 +172,7 @@ def _busiest(timeline: Timeline) -> int:
     if not len(spans) and len(devices) > 1:
         shared = timeline.named(lambda name: name.startswith(("gloo:", "c10d::")))
         works, loop = timeline.where(Kind.OPERATOR, Kind.FETCH), timeline.select(lane=loop_lanes(timeline))
+        works |= timeline.cause == Cause.DATA
 
         def alone(mine: Ints) -> int:
             parts = (mine[works[mine]], mine[shared[mine]])
