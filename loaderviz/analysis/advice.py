@@ -2055,7 +2055,7 @@ def _judged(facts: Evidence) -> str:
         len(summary.devices) > 1 and f"{which}, one of {len(summary.devices)}",
         part if part == whole else f"{part} of {whole}",
         many and steps,
-        len(facts.outside) and f"without {words.duration(intervals.length(facts.outside))} that belong to no step",
+        len(facts.outside) and f"without {words.duration(intervals.length(facts.outside))} that no usual step has",
     ]
     limit = f"; the limit is {duration(facts, summary.limit)}, {summary.longest} alone" if summary.limit else ""
     if summary.limit_most > summary.limit:

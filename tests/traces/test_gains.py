@@ -174,11 +174,11 @@ def test_the_long_name_of_a_kernel_is_looked_through_once(tmp_path, monkeypatch)
     assert asked == ["a_kernel_of_this_test_alone"]
 
 
-def first_slow(pause, how="host", count=8, again=0):
-    """Steps of 1 ms with a kernel of 700 µs, read in each; the first, and the one `again`, have a pause before it."""
+def first_slow(pause, how="host", count=8, slow=(0,)):
+    """Steps of 1 ms with a kernel of 700 µs, read in each; those that are `slow` have a pause before it."""
     events, now = [], BASE
     for n in range(count):
-        late = pause if n in (0, again) else 0
+        late = pause if n in slow else 0
         copied, asked = (10 + late, 0) if how == "copy" else (10, late if how == "loader" else 0)
         at = now + 60 + asked + (late if how == "host" else 0)
         first, long = at + copied + 20, 700 + (late if how == "kernel" else 0)
@@ -215,7 +215,7 @@ def test_a_slow_first_step_is_a_warm_up_and_no_part_of_the_others(tmp_path, how)
     ("pause", "options"),
     [
         (2_000, {}),  # hardly longer than some steps
-        (10_000, {"again": 5}),  # it comes back
+        (10_000, {"slow": (0, 5)}),  # it comes back
         (10_000, {"count": 2}),  # nothing tells what is usual
         (10_000, {"how": "kernel"}),
     ],
@@ -299,3 +299,8 @@ def test_of_ranks_without_a_device_the_one_that_waits_for_its_data_is_judged(tmp
     advice = lv.advise(lv.read(tmp_path))
     assert advice.judged.startswith("Judged: rank 1, one of 3, ") and "device" not in advice.judged
     assert advice[0].kind == "waiting-for-data" and "waits 300 µs a step" in advice[0].evidence
+
+
+def test_a_pause_inside_a_marked_step_is_not_said_to_belong_to_no_step(tmp_path):
+    judged = lv.advise(read_events(tmp_path, *first_slow(10_000, slow=(4,)))).judged
+    assert ", without 10.04 ms that no usual step has;" in judged
