@@ -309,7 +309,7 @@ class EventTable:
 def _unread(event: Event, what: str) -> str:
     """Return in words that this could not be read of an event."""
     with suppress(*_DAMAGE):
-        if what == "time" and UNIX < float(event["ts"]) < 100 * UNIX:
+        if what == "time" and _LONGEST_TIME < 1000 * float(event["ts"]) < 10**5 * UNIX:
             return " whose time is in ns, as it seems, where µs are expected"
     return f" without a {what} that can be read"
 
