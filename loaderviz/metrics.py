@@ -164,7 +164,7 @@ def choose_device(timeline: Timeline, device: int | None = None) -> tuple[int, t
 def _busiest(timeline: Timeline) -> int:
     """Return the device with the most work of its own: in a collective it may only wait.
 
-    Of ranks on the CPU, the one whose loop is longest in operators and fetches that are no collective.
+    Of ranks on the CPU, the one whose loop is longest in operators that are no collective, and in getting batches.
     """
     devices = devices_of(timeline)
     own = timeline.where(*DEVICE_KINDS) & ~timeline.where(Kind.COMMUNICATION)
@@ -172,6 +172,7 @@ def _busiest(timeline: Timeline) -> int:
     if not len(spans) and len(devices) > 1:
         shared = timeline.named(lambda name: name.startswith(("gloo:", "c10d::")))
         works, loop = timeline.where(Kind.OPERATOR, Kind.FETCH), timeline.select(lane=loop_lanes(timeline))
+        works |= timeline.cause == Cause.DATA
 
         def alone(mine: Ints) -> int:
             parts = (mine[works[mine]], mine[shared[mine]])
@@ -512,7 +513,8 @@ class Loop:
 
     `cut`: the timeline begins in a later step, so the start is not in it. `first` is the place of the first step of
     the steady state in `spans`: the first after step 0 in which nothing is allocated, page-locked or started. If that
-    goes on for half of the steps it is no start, and only step 0 is left out. `last` is when its last mark ends [ns].
+    goes on for half of the steps it is no start, and only step 0 is left out. Where the timeline is cut, only a first
+    step that holds the GPU up as no later one does is left out. `last` is when its last mark ends [ns].
     `evaluated` are the marks of batches that are no steps, since no optimizer steps for them; one that is only taken,
     before the loop is left, is none of both.
     """
@@ -539,7 +541,7 @@ class Loop:
                 counts = [int(each["samples"]) if each.get("samples") else None for each in told]
                 spans, samples = _joined(timeline, spans, counts)
                 cut = int(found[int(timeline.name[marks[0]])]["number"]) > 0  # whoever takes it: a validation, too
-                first = 0 if cut else _first_steady(timeline, device, spans)
+                first = (_first_warm if cut else _first_steady)(timeline, device, spans)
                 others, used = _others(timeline, device, marks, spans)
                 last = _last(timeline, device, np.r_[spans, others[used]], others[~used])
                 return cls(timeline, device, spans, samples, cut, first, last, others[used])
@@ -554,7 +556,7 @@ class Loop:
         work = on_device(self.timeline, self.device) & self.timeline.where(*DEVICE_KINDS)
         start = int(self.timeline.start[self.spans[self.first]])
         end = int(self.timeline.end[work].max(initial=self.last))
-        if self.cut:  # another rank's recording may begin earlier
+        if self.cut and not self.first:  # another rank's recording may begin earlier
             lanes = self.timeline.lanes
             mine = {self.device, *(lanes[lane].device for lane in loop_lanes(self.timeline, self.device))}
             start = int(self.timeline.start[self.timeline.in_lanes(lambda lane: lane.device in mine)].min())
@@ -773,6 +775,19 @@ def _first_steady(timeline: Timeline, device: int, spans: Ints) -> int:
     return 1
 
 
+def _first_warm(timeline: Timeline, device: int, spans: Ints) -> int:
+    """Return 1 if kernels pause for several steps' time in the first step, and in no other for half as long; else 0."""
+    begins = begin_of(timeline, device, spans)
+    kernels = np.flatnonzero(on_device(timeline, device) & timeline.where(*KERNELS))
+    if not len(kernels) or not FEW <= len(spans) == len(begins):
+        return 0
+    ends = np.r_[begins[1:], timeline.end[kernels].max()]
+    starts = np.r_[timeline.start[spans[0]], begins[1:]]
+    work = intervals.union(timeline.start[kernels], timeline.end[kernels])
+    pause, *others = intervals.free_within(work, starts, ends).tolist()
+    return int(pause > max(BREAK * np.median(np.diff(begins[1:])), 2 * max(others)))
+
+
 # The numbers
 
 
@@ -904,7 +919,7 @@ def summarize(
     computes, waits, size = _fetch(timeline, start, end, device)
     return replace(
         found,
-        start_up=0 if window is not None or loop.cut else start - timeline.begin,
+        start_up=0 if window is not None or (loop.cut and not loop.first) else start - timeline.begin,
         unpriced=timeline.context.unpriced,
         fetch_computes=computes,
         fetch_waits=waits,
@@ -1029,7 +1044,7 @@ def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None
 
 def finding(summary: Summary) -> str:
     """Return what a summary with work on the GPU says, in one line of words."""
-    gpu = f"GPU {summary.device} (of {len(summary.devices)})" if len(summary.devices) > 1 else "GPU"
+    gpu = f"GPU {summary.device} (one of {len(summary.devices)})" if len(summary.devices) > 1 else "GPU"
     hidden = words.share(_ratio(summary.hidden_communication, summary.communication))
     parts = [
         f"{gpu} computes {words.share(summary.compute_share)} of the time",
@@ -1123,12 +1138,13 @@ def _rows(summary: Summary) -> list[Row]:
     waits, computes, size = summary.fetch_waits or 0, summary.fetch_computes or 0, summary.fetch_bytes
     fetch = waits + computes
     split = f"{words.share(waits / fetch)} waiting, {words.share(computes / fetch)} on a core" if fetch else ""
+    which = f"device {summary.device}" if gpu else "a loop"
     about = "a batch", split, words.size(size) if size else ""
     rows: list[tuple[object, Row]] = [  # whether it is told, and the line
         (summary.start_up, ("start-up", words.duration(summary.start_up), "before the window")),
         *((True, (f"unpriced: {kind}", "not in it", "see recording.unpriced")) for kind in summary.unpriced),
         (summary.outside, ("between the steps", words.duration(summary.outside), "left out of the window")),
-        (True, ("window", words.duration(window), f"device {summary.device} of {devices}" if devices > 1 else "")),
+        (True, ("window", words.duration(window), f"{which}, one of {devices}" if devices > 1 else "")),
         (summary.batches, ("step", words.duration(summary.step), words.count(summary.batches or 0, "batch"))),
         (summary.samples_per_second is not None, ("throughput", rate, words.count(summary.samples or 0, "sample"))),
         (gpu, _part("GPU computes", summary.compute, window)),

@@ -94,6 +94,7 @@ _WORDS = {
     "THREAD": "waiting for a thread",
     "GIL": "waiting for Python's lock",
 }
+ABSENT = "in collectives others may wait for"  # ranks that were not read
 LOADING = ("worker", "pin")  # roles of the host threads that prepare batches
 
 

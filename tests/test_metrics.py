@@ -247,8 +247,8 @@ def test_each_device_has_its_own_engines():
     first, second = summarize(timeline), summarize(timeline, device=1)
     assert (first.device, first.devices, first.copy, first.compute) == (0, (0, 1), 0, 100)
     assert (second.copy, second.hidden_copy, second.limit) == (60, 0, 60)  # a kernel of GPU 0 hides nothing on GPU 1
-    assert "device 0 of 2" in str(first)
-    assert describe(timeline).startswith("GPU 0 (of 2) computes 100 % of the time")
+    assert "device 0, one of 2" in str(first)
+    assert describe(timeline).startswith("GPU 0 (one of 2) computes 100 % of the time")
     with pytest.raises(MetricsError, match="it has 0, 1"):
         summarize(timeline, device=7)
 
@@ -331,7 +331,7 @@ def test_the_table_of_a_run_on_several_ranks():
     summary = summarize(timeline := factory.made(*spans), device=0)
     table = table_of(summary)
     expected = {
-        "window": ("1 µs", "device 0 of 2"),
+        "window": ("1 µs", "device 0, one of 2"),
         "GPU computes": ("600 ns", "60 % of the window"),
         "GPU communicates": ("600 ns", "60 % of the window"),
         "communication hidden": ("200 ns", "33 % of communication"),
@@ -344,7 +344,7 @@ def test_the_table_of_a_run_on_several_ranks():
     }
     assert {name: table.get(name) for name in expected} == expected
     assert (summary.hidden_communication, summary.exposed_communication) == (200, 400)
-    assert describe(timeline).startswith("rank 1 is late: the others wait 200 ns for it; GPU 1 (of 2) computes 0 % of")
+    assert describe(timeline).startswith("rank 1 is late: the others wait 200 ns for it; GPU 1 (one of 2) computes 0 %")
 
 
 def test_the_table_of_a_run_without_a_gpu_is_about_waiting():

@@ -44,8 +44,8 @@ from loaderviz.analysis.trials import Trials
 from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
-from loaderviz.metrics import Summary, check_timeline, device_sets, in_loop, on_device, on_workers
-from loaderviz.timeline import COPIES, KERNELS, Cause, Ints, Kind, Mask, Timeline
+from loaderviz.metrics import Summary, check_timeline, device_sets, in_loop, on_device, on_workers, rank_of
+from loaderviz.timeline import ABSENT, COPIES, KERNELS, Cause, Ints, Kind, Mask, Span, Timeline
 from loaderviz.vendors import NSIGHT, NSYS, PAGE_FAULTS, Api
 
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
@@ -1561,11 +1561,8 @@ def start_up(facts: Evidence) -> Finding | None:
     before = facts.start - timeline.begin
     if not facts.here.any() or facts.marked.cut or before < START_UP * timeline.duration:
         return None
-    early = (timeline.end <= facts.start) & timeline.where(Kind.API, Kind.OPERATOR, Kind.WAIT, Kind.FETCH)
-    longest = ""
-    if early.any():
-        row = timeline.row(int(np.flatnonzero(early)[np.argmax((timeline.end - timeline.start)[early])]))
-        longest = f"; the longest part of it is {row.name}, {words.duration(row.duration)}"
+    row = _longest_before(facts, np.ones(len(timeline), bool))
+    longest = f"; the longest part of it is {row.name}, {words.duration(row.duration)}" if row else ""
     change = "loader = DataLoader(..., persistent_workers=True)  # with more epochs than one, if it is not set already"
     number = int(timeline.batch[facts.marks[0]]) if facts.marks else -1
     first = f"batch {number}" if number > 0 else "the first step" if facts.steps else "the GPU's first work"
@@ -1580,7 +1577,12 @@ def start_up(facts: Evidence) -> Finding | None:
 
 
 def warm_up(facts: Evidence) -> Finding | None:
-    """First calls and allocations, where fewer than two steps are marked: nothing tells that they come back."""
+    """First calls and allocations, where fewer than two steps are marked: nothing tells that they come back.
+
+    Or a slow first step of a recording that begins in a later one, which is left out.
+    """
+    if facts.marked.cut and facts.marked.first and facts.asked is None:
+        return _slow_first_step(facts)
     memory, time = facts.loop & facts.does(Api.MEMORY), intervals.length(_first_calls(facts))
     if not facts.here.any() or not time or time < START_UP * facts.window:
         return None
@@ -1596,6 +1598,29 @@ def warm_up(facts: Evidence) -> Finding | None:
         "# record later steps and mark them: schedule=torch.profiler.schedule(wait=5, warmup=1, active=5), prof.step()",
         ONCE,
     )
+
+
+def _slow_first_step(facts: Evidence) -> Finding:
+    first, second = facts.timeline.start[facts.marked.spans[:2]].tolist()
+    row, what = _longest_before(facts, in_loop(facts.timeline, facts.device)), "what is outside torch"
+    if row and 2 * row.duration > second - first:
+        what = f"{row.name}, {words.duration(row.duration)}"
+    return Finding(
+        "warm-up",
+        f"the first step takes {words.duration(second - first)}, and most of it is {what}. The GPU has no such pause "
+        f"in the {len(facts.marks):,} later steps, so this time is not judged",
+        "# record more steps, and later ones, to see whether it comes back: schedule(wait=10, warmup=2, active=20)",
+        ONCE,
+        subject=Subject(time="start-up"),
+    )
+
+
+def _longest_before(facts: Evidence, mask: Mask) -> Span | None:
+    """Return the longest of these calls, waits and fetches that end before the window; None if there is none."""
+    timeline = facts.timeline
+    early = mask & (timeline.end <= facts.start) & timeline.where(Kind.API, Kind.OPERATOR, Kind.WAIT, Kind.FETCH)
+    longest = np.argmax((timeline.end - timeline.start) * early) if early.any() else None
+    return None if longest is None else timeline.row(int(longest))
 
 
 def short_window(facts: Evidence) -> Finding | None:
@@ -1642,12 +1667,17 @@ def _first_calls(facts: Evidence, waiting: bool = True) -> Intervals:
 
 
 def _recording(facts: Evidence) -> str:
-    """How to record all of the GPU's work, with the profiler that has made the file."""
+    """How to record all of the GPU's work, with the profiler that has made the file, or all ranks."""
+    missing = facts.timeline.context.missing
+    if missing and not facts.unseen and all(ABSENT in each for each in missing):
+        return "# record each rank, and give read() the files of all of them"
     if NSIGHT in facts.timeline.context.versions:
         return f"{NSYS} python train.py  # begin before the work, and wait for the GPU before the program ends"
     return "# begin the profiler before the work, with activities=[CPU, CUDA]; wait for the GPU before it ends"
 
 
+_MEMSET = re.compile("memset", re.IGNORECASE)
+LOST = 0.05  # of the launches: if the work of more is not seen, it is not known that there is nothing to gain
 _NOT_JUDGED = (
     ". The kernels set the pace, and what they compute is not judged here: a lower precision (TF32, torch.autocast), "
     "another model or a faster GPU makes them shorter"
@@ -1685,7 +1715,11 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
         f"{words.share(summary.kernels / facts.window)} of the window, {copy}, the GPU is idle "
         f"{words.share(1 - (summary.busy or 0))}: {summary.away}"
     )
-    if unseen := facts.unseen or "; ".join(facts.timeline.context.missing):
+    lost = int((facts.lost & ~facts.timeline.named(_MEMSET.search)).sum())  # CUPTI does not tell of each memset
+    count, some = int(facts.launching.sum()), ""
+    if lost > LOST * count and not facts.captured:
+        some = f"{lost:,} of {words.count(count, 'launch')} of the loop have no work on the GPU: the profiler lost it"
+    if unseen := facts.unseen or "; ".join(facts.timeline.context.missing) or some:
         return Finding("work-not-seen", f"{unseen}. Kernels are seen {run}", _recording(facts), NO_GAIN)
     text = f"kernels run {run}"
     if not facts.loop.any() and facts.window >= WORTH_IT * summary.limit:
@@ -2040,18 +2074,19 @@ def _judged(facts: Evidence) -> str:
     summary, part = facts.summary, words.duration(facts.window)
     whole, many = words.duration(facts.timeline.duration), summary.batches or 0
     steps = "1 step" if many == 1 else f"{many:,} steps of {words.duration(summary.step)}"
-    if facts.rounds and facts.rounds != facts.steps:
+    if facts.rounds and facts.rounds - many >= 0.1:  # the least that its two digits tell well
         steps += f", and the GPU's work on {facts.rounds - many:.2g} steps that were launched before the window"
     elif summary.step and abs(many * summary.step - facts.window) > APART * facts.window:
         steps += (
             f" from one to the next (a time “a step” below is its part of the {part} / {many:,}, a gain its share of a "
             "step)"
         )
+    which = f"rank {rank_of(facts.timeline, facts.device)}" if summary.busy is None else f"device {facts.device}"
     parts = [
-        len(summary.devices) > 1 and f"device {facts.device} of {len(summary.devices)}",
+        len(summary.devices) > 1 and f"{which}, one of {len(summary.devices)}",
         part if part == whole else f"{part} of {whole}",
         many and steps,
-        len(facts.outside) and f"without {words.duration(intervals.length(facts.outside))} that belong to no step",
+        len(facts.outside) and f"without {words.duration(intervals.length(facts.outside))} that no usual step has",
     ]
     limit = f"; the limit is {duration(facts, summary.limit)}, {summary.longest} alone" if summary.limit else ""
     if summary.limit_most > summary.limit:

@@ -583,7 +583,7 @@ class Evidence:
             return self.steps
         begin = begin_of(self.timeline, self.device, np.array([first]))[0]
         early &= self.timeline.end <= begin
-        return self.window / step if self.length(early) > EARLY * step else self.steps
+        return max(self.steps or 0, self.window / step) if self.length(early) > EARLY * step else self.steps
 
     def per_step(self, ns: float, rounds: float | None = None) -> float | None:
         """Return a step's part of `ns` in the window; None where steps are not known, or are shorter than that.
@@ -843,10 +843,11 @@ class Evidence:
         """Why the GPU's work is not in the timeline although the host launches it, or waits for it; "" if it is."""
         if len(self.outside):
             return Evidence(self.timeline, self.device, (self.start, self.end), NONE).unseen
-        launches = self.launching & (self.timeline.start <= self.complete_until)
-        made = self.timeline.places(self.launched_by[self.launched_by >= 0])
-        count, lost = int(launches.sum()), int((launches & ~made).sum())
+        lost, count = int(self.lost.sum()), int(self._known.sum())
         if count >= FEW and lost > count / 2:
+            if self.timeline.context.origin == "file" and (self.timeline.correlation[self._known] < 0).all():
+                told = words.count(count, "launch")
+                return f"it is not known what {told} put on the GPU: no event has a correlation id (in its args)"
             why = "a CUDA graph is captured" + ("" if self.captured else ", or the profiler lost their work")
             return f"{lost:,} of {words.count(count, 'launch')} have no work on the GPU: {why}"
         blocked = intervals.intersect(self.covered(self.waiting(Cause.SYNCHRONIZE, Cause.STAGING)), self.idle)
@@ -857,6 +858,15 @@ class Evidence:
                 "waits for is not in the timeline (the profiler began while it ran, or lost it)"
             )
         return ""
+
+    @cached_property
+    def _known(self) -> Mask:
+        return self.launching & (self.timeline.start <= self.complete_until)
+
+    @cached_property
+    def lost(self) -> Mask:
+        """The loop's launches that have no work on the GPU, although it would be in the timeline."""
+        return self._known & ~self.timeline.places(self.launched_by[self.launched_by >= 0])
 
     @property
     def captured(self) -> bool:

@@ -17,8 +17,8 @@ import numpy as np
 from loaderviz import intervals
 from loaderviz.analysis.ranks import CAUSES, RankTable, Times, since_when, table_of
 from loaderviz.metrics import Loop, begin_of, choose_device, device_of, lateness, window_of
-from loaderviz.timeline import Context, Ints, Kind, Message, Timeline, TimelineBuilder
-from loaderviz.traces import TraceError, attempted, check_executor, clocks, made_of, read, told_of, tried
+from loaderviz.timeline import ABSENT, Context, Ints, Kind, Message, Timeline, TimelineBuilder
+from loaderviz.traces import TraceError, absent, attempted, check_executor, clocks, made_of, read, told_of, tried
 from loaderviz.traces.places import found
 from loaderviz.traces.steps import checked_part
 
@@ -35,7 +35,7 @@ class RankNumbers:
     `did` is for how long it did what a `RankRow` says, in its `window`. Of each collective there are the name and the
     message. `moments` are its own begin, that of its window, and when each of its `n` collectives came and ended; by
     then it had `done` so much of each of `CAUSES`, of shape `(2 + 2n, 4)`. `steps` are when its steps begin; its window
-    holds `count` of them.
+    holds `count` of them. `world` is how many ranks the run has, None if its file does not tell.
     """
 
     path: Path
@@ -52,6 +52,7 @@ class RankNumbers:
     steps: Ints
     count: float
     messages: tuple[Message | None, ...]
+    world: int | None
 
     def earlier(self, time: int) -> RankNumbers:
         """Return them by a clock that is so many ns behind."""
@@ -82,7 +83,11 @@ def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = 
         table = _joined(every)
         telling = dict.fromkeys(every[row.device].path for row in table.telling)
         timeline = read(list(telling), executor=executor, steps=steps)
-        return replace(table, timeline=timeline, notes=told_of(left_out, files))
+        lacks = absent([(each.rank, each.world) for each in every])
+        context = timeline.context  # it tells of those that are read again
+        told, missing = ((*(e for e in part if ABSENT not in e), *lacks) for part in (context.notes, context.missing))
+        timeline = replace(timeline, context=replace(context, notes=told, missing=missing))
+        return replace(table, timeline=timeline, notes=(*told_of(left_out, files), *lacks))
 
 
 def _numbers_of(path: Path, part: slice | None = None) -> list[RankNumbers] | TraceError:
@@ -120,6 +125,7 @@ def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
         begin_of(timeline, device, loop.spans) + zero if len(loop.spans) else rows[:0],
         loop.count(start, end),
         tuple(told.get(correlation) for correlation in timeline.correlation[rows].tolist()),
+        raw.world,
     )
 
 

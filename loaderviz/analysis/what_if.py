@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby, pairwise
 from typing import Any, Literal
 
@@ -418,9 +418,14 @@ def _parts(name: str) -> set[str]:
     return set(re.findall(r"sxm|pcie|\d+ ?gb|laptop", text.replace(" gb", "gb")))
 
 
+@lru_cache(10_000)  # the names of kernels are long, and few
+def _tells(pattern: re.Pattern[str], name: str) -> bool:
+    return bool(pattern.search(name))
+
+
 def slower(name: str, source: Gpu, target: Gpu) -> float:
     """Return by what factor a kernel lasts longer on `target` than on `source`: by FLOP/s or bandwidth within reach."""
-    if ARITHMETIC.search(name):
+    if _tells(ARITHMETIC, name):
         rates = [gpu.fp32 * gpu.kernels["gemm_fp32"].peak for gpu in (source, target)]
     else:
         rates = [gpu.memory_bandwidth * gpu.kernels["elementwise"].bandwidth for gpu in (source, target)]
@@ -851,7 +856,7 @@ class _LoopWork:
     def _time(self, name: str, observed: int, kind: Kind) -> int:
         if kind is not Kind.COMPUTE:
             return observed
-        scale = 1.0 if self.scale == 1 or _UNSCALED.search(name) else self.scale
+        scale = 1.0 if self.scale == 1 or _tells(_UNSCALED, name) else self.scale
         if self.target.name != self.origin.name:
             scale *= slower(name, self.origin, self.target)
         if scale == 1:

@@ -31,7 +31,7 @@ from loaderviz import words
 from loaderviz.batches import BATCH_RANGE
 from loaderviz.files import SQLITE, Source, TooLargeError
 from loaderviz.progress import told
-from loaderviz.timeline import Kind, Timeline, TimelineError
+from loaderviz.timeline import ABSENT, Kind, Timeline, TimelineError
 from loaderviz.traces.assemble import Lanes, assemble, nothing_drawn
 from loaderviz.traces.kineto import RawTrace, read_kineto, told_rank
 from loaderviz.traces.places import PathLike, found
@@ -113,8 +113,29 @@ def read(
     except TooLargeError as problem:
         raise TraceError(f"{files[0]}{' and others' if len(files) > 1 else ''}: {problem}") from problem
     missing = sorted(set(wanted or ()) - {raw.rank for raw in raws})
-    absent = [f"no file is of rank {', '.join(map(str, missing))}"] if missing else []
-    return noted(timeline, *told_of(left_out, files), *absent)
+    notes = [f"no file is of rank {', '.join(map(str, missing))}"] if missing else []
+    several = len(raws) > 1
+    lacks = absent([(raw.rank, raw.world) for raw in raws], several and wanted is None)
+    told = timeline.context.missing + lacks * several  # who reads one alone wants no other
+    return noted(timeline, *told_of(left_out, files), *notes, *lacks, missing=told)
+
+
+def absent(ranks: Iterable[tuple[int | None, int | None]], all_files: bool = True) -> tuple[str, ...]:
+    """Return a sentence on the ranks of a run that are not among these, each with how many the run has by its file.
+
+    There is none where no rank is missing, and where the files do not tell, or differ. `all_files`: all were read.
+    """
+    there, worlds = map(set, zip(*ranks, strict=True))
+    world = worlds.pop() if len(worlds) == 1 else None
+    lacking, more = [rank for rank in range(world or 0) if rank not in there], ""
+    if world is None or not lacking or len(lacking) + len(there) > world:
+        return ()
+    if len(lacking) > _MANY:
+        more = f" and {len(lacking) - _MANY:,} more"
+    one = len(lacking) == 1
+    named = f"rank{'s' * (not one)} {', '.join(map(str, lacking[:_MANY]))}{more} of {world:,}"
+    what = f"{'has' if one else 'have'} no file here" if all_files else f"{'was' if one else 'were'} not read"
+    return (f"{named} {what}: {ABSENT} {'it' if one else 'them'}",)
 
 
 def tried(
@@ -126,7 +147,9 @@ def tried(
     left_out = [each for each in every if isinstance(each, TraceError)]
     read = [each for each in every if not isinstance(each, TraceError)]
     if left_out and (named or not read):
-        raise left_out[0]
+        others = len(left_out) - 1
+        more = f"; nor is any of the {others:,} other files" if others > 1 else "; nor is the other file"
+        raise left_out[0] if named or not others else TraceError(f"{left_out[0]}{more}")
     return read, left_out
 
 

@@ -576,7 +576,8 @@ def _missing(trace: RawTrace, rows: Rows, calls: Ints) -> list[str]:
     found, count = [], len(rows["start"])
     if trace.unplaced > count:
         share = words.share(count / (count + trace.unplaced))
-        found.append(f"only {share} of the events with a duration are of a kind that has a place in a timeline")
+        lost = f"; {words.count(trace.lost.total(), 'event')} cannot be read" if trace.lost.total() else ""
+        found.append(f"only {share} of the events with a duration have a place in the timeline{lost}")
     used = np.isin(rows["role"], ON_DEVICE) | ((rows["role"] == Role.CALL) & (calls[rows["name"]] & Api.LAUNCH != 0))
     if trace.devices and not (used.any() or trace.part):
         named = _named(trace.devices.values())

@@ -15,6 +15,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
@@ -49,6 +50,11 @@ _PHASES |= dict.fromkeys("BE", "events by begin and end") | dict.fromkeys("bne",
 _DAMAGE = (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, AttributeError)
 _OWN = "python_function", "Trace", "trace"  # stacks, and the profiler's own: these are not drawn, and not missing
 _ASCEND = re.compile(r"(?:Ascend Hardware|CANN|Overlap Analysis)(?: \d+)?")  # processes in its files
+_LOGGED = {  # of the first, none is lost: CUPTI runs in the warm-up, too
+    "Out-of-range": "left out {:,} events from before and after the time that it was asked to record",
+    "Invalid ext correlations": "left out {:,} links between operators and work of the GPU, which were not valid",
+    "CPU GPU out-of-order": "saw {:,} pieces of work that the GPU began before their launch",
+}
 _LONGEST_TIME = 1 << 61  # ns; int64 has room for a start and a length of it
 
 
@@ -83,6 +89,7 @@ class RawTrace:
     label: str = ""
     unix: bool = True
     rank: int | None = None
+    world: int | None = None  # how many ranks the run has
     devices: dict[int, str] = field(default_factory=dict)
     threads: dict[tuple[str, str], str] = field(default_factory=dict)  # (pid, tid) -> its name
     event_waits: list[tuple[Any, ...]] = field(default_factory=list)  # their correlation and `_WAIT_KEYS`
@@ -98,7 +105,7 @@ class RawTrace:
     missing: list[str] = field(default_factory=list)
     part: bool = False  # of a file that has work of a GPU
     arguments: list[dict[str, Any]] = field(default_factory=list)  # of each row, if they were asked for
-    unplaced: int = 0  # events with a duration that have no place in a timeline, but for frames of Python
+    unplaced: int = 0  # events that have no place in a timeline or are lost, but for marks and frames of Python
     versions: dict[str, str] = field(default_factory=dict)
 
 
@@ -127,6 +134,7 @@ def read_kineto(document: Document, *, arguments: bool = False) -> RawTrace:
         trace.columns["end"] += base
     trace.unix = bool(len(start) and int(start[len(start) // 2]) > UNIX)
     trace.lost[" of no valid JSON"] += document.lost
+    trace.unplaced += trace.lost.total()
     for name, value in _told(outer, path.name).items():
         setattr(trace, name, value)
     return trace
@@ -149,18 +157,21 @@ def _told(outer: dict[str, Any], name: str) -> dict[str, Any]:
     rank = int(match[1]) if rank is None and match else rank
     entries = [entry for entry in properties if isinstance(entry, dict)] if isinstance(properties, list) else []
     devices = {_whole(entry.get("id", place)): entry.get("name") for place, entry in enumerate(entries)}
+    info = outer.get("distributedInfo")
+    world = _whole(info.get("world_size")) if isinstance(info, dict) else None
     keys = ("torch_version", "cuda_runtime_version", "cuda_driver_version", "hip_runtime_version", "kineto_version")
     missing: list[str] = []
-    remarks = []  # what the profiler itself logged as lost, in lines that older versions keep in the file
+    remarks = []  # what the profiler itself logged, in lines that older versions keep in the file
     logs = [outer[key] for key in ("INFO", "WARNING", "ERROR") if isinstance(outer.get(key), list)]
     for line in (line for log in logs for line in log if isinstance(line, str)):
-        for what, count in re.findall(r"(Out-of-range|Invalid ext correlations|CPU GPU out-of-order) = (\d+)", line):
+        for what, count in re.findall(rf"({'|'.join(_LOGGED)}) = (\d+)", line):
             if int(count):
-                remarks.append(f"the profiler itself dropped {int(count):,} events ({what.lower()})")
+                remarks.append(f"the profiler {_LOGGED[what].format(int(count))}")
         if re.search(r"CUPTI stopped early\? = 1", line):
             missing.append("the profiler's buffer was full: it stopped early")
     return {
         "rank": rank,
+        "world": world if 0 < (world or 0) <= LIMITS["lane"] else None,
         "remarks": remarks,
         "missing": missing,
         "devices": {number: name for number, name in devices.items() if number is not None and isinstance(name, str)},
@@ -226,7 +237,7 @@ class EventTable:
             role, what = _role(event.get("cat", "")), "name"
             name = self.names[event["name"]] if role else -1
         except _DAMAGE:
-            self.trace.lost[f" without a {what} that can be read"] += 1
+            self.trace.lost[_unread(event, what)] += 1
             return None
         arguments = event.get("args")
         if not isinstance(arguments, dict):
@@ -293,6 +304,14 @@ class EventTable:
             self.foreign = "a profile of an Ascend NPU, as msprof and torch_npu write it"
         elif what == "thread_name" and isinstance(label, str) and len(self.trace.threads) < LIMITS["lane"]:
             self.trace.threads[str(event.get("pid")), str(event.get("tid"))] = label
+
+
+def _unread(event: Event, what: str) -> str:
+    """Return in words that this could not be read of an event."""
+    with suppress(*_DAMAGE):
+        if what == "time" and _LONGEST_TIME < 1000 * float(event["ts"]) < 10**5 * UNIX:
+            return " whose time is in ns, as it seems, where µs are expected"
+    return f" without a {what} that can be read"
 
 
 def _number(value: Any) -> int:

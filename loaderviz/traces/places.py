@@ -36,10 +36,11 @@ def found(given: Any, stack: ExitStack) -> tuple[list[Path], bool]:
     if isinstance(given, (str, os.PathLike)):
         files, named = _at(given)
         return _unpacked(files, named, stack)
-    if hasattr(given, "read"):
+    if hasattr(given, "read") and not isinstance(given, zipfile.ZipFile):  # that one reads members, by name
         return _unpacked([_copied(given, stack)], True, stack)
     if not isinstance(given, Iterable) or isinstance(given, bytes):
-        raise TypeError(f"read() needs a path, an open file or a list of them, got {type(given).__name__}")
+        what = type(given).__name__
+        raise TypeError(f"read() needs a path (of an archive, too), an open file or a list of them, got {what}")
     files, named = list[Path](), True
     for each in given:
         if isinstance(each, (str, os.PathLike)) and readable(each).is_dir():

@@ -37,6 +37,7 @@ class TraceError(LoadervizError, ValueError):
 CHUNK = 1 << 19  # bytes whose events are parsed together: few enough to stay in the cache
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST = re.compile(rb'\s*\{\s*"([^"\\]{1,40})"')
+_LATER = re.compile(rb"\}\s*," + _FIRST.pattern)
 _ENTRY = re.compile(r"[^,\s]")
 _LIST_END = re.compile(r'\}\s*+\](?:\s*+,\s*+"\w+"\s*+:|\s*+(?:\}\s*+)?$)')
 _DECODER = json.JSONDecoder(strict=False)
@@ -86,11 +87,12 @@ class Document:
         while not buffer.strip() and (block := next(self._blocks, b"")):
             buffer = self._skipped(block)
         first = _FIRST.match(buffer) or _FIRST.match(buffer := self._skipped(buffer + next(self._blocks, b"")))
+        first = first or _LATER.search(buffer)  # the first event is empty, or damaged
         if first is None:
             yield from self._end(buffer)
             return
         border, begin = self._border(buffer, first.group(1)), first.end()
-        if first.group(1) != self.key:  # the first events begin otherwise than the rest
+        if first.start() or first.group(1) != self.key:  # the first events begin otherwise than the rest
             begin = buffer.index(border) + len(border)
             yield self._bodies(*salvaged([buffer[: begin - len(border)].decode("utf-8", "replace") + "}"]))
         yield from self._cut(buffer[begin:], border)

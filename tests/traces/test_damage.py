@@ -9,6 +9,7 @@ import sys
 import zlib
 from base64 import b64encode
 from types import SimpleNamespace
+from zipfile import ZipFile
 
 import pytest
 from hypothesis import given, settings
@@ -271,6 +272,15 @@ def test_a_file_whose_every_event_is_broken_says_why(tmp_path, key, value):
 
 
 @pytest.mark.parametrize(
+    ("factor", "told"), [(3, " whose time is in ns"), (1_000, " whose time is in ns"), (10**6, " without")]
+)
+def test_times_in_ns_are_told_as_such(tmp_path, factor, told):
+    events = [each | {"ts": each["ts"] * factor} for each in loop()]
+    with pytest.raises(TraceError, match=f"{len(events)} events{told}"):
+        read(write(tmp_path, trace(*events)))
+
+
+@pytest.mark.parametrize(
     "value, said", [({"__class__": 3}, "an object"), ("x", "a text"), (3, "a number"), (True, "true")]
 )
 def test_events_that_are_no_list(tmp_path, value, said):
@@ -286,12 +296,23 @@ def test_an_event_that_is_none_is_lost(tmp_path, event):
         read(write(tmp_path, {"traceEvents": [event]}))
 
 
+@pytest.mark.parametrize("first", ["{}", '{"": 1}', '{"' + "k" * 50 + '": 1}', '{ph: "X"}', '{"a\\u0062": 2}'])
+def test_a_first_event_that_is_odd_costs_at_most_itself(tmp_path, monkeypatch, first):
+    """Also where the file is longer than what is read at once."""
+    monkeypatch.setattr(files, "BLOCK", 2_000)
+    path = write(tmp_path, many().replace('"traceEvents": [', '"traceEvents": [' + first + ",", 1))
+    timeline = read(path)
+    assert len(timeline) == 400
+    assert "damaged" not in notes(timeline)
+
+
 @pytest.mark.parametrize(
     ("given", "error", "told"),
     [
         (lambda folder: folder, TraceError, "has no trace in it"),
         (lambda folder: [], TraceError, "an empty list"),
         (lambda folder: 3, TypeError, "needs a path"),
+        (lambda folder: ZipFile(folder / "a.zip", "w"), TypeError, "of an archive, too.*, got ZipFile"),
         (lambda folder: [folder, folder], TraceError, "a folder inside a list"),
     ],
 )

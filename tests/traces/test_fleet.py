@@ -12,6 +12,7 @@ from trace_files import BASE, call, loop, note, op, repeated, straggling, trace,
 import loaderviz as lv
 from loaderviz.analysis import fleet
 from loaderviz.analysis.ranks import rank_table
+from loaderviz.metrics import describe
 from loaderviz.traces import TraceError
 
 
@@ -172,3 +173,52 @@ def test_a_part_of_the_steps_is_that_of_all_ranks_in_one_timeline(tmp_path):
         lv.ranks(tmp_path, steps=3)
     with pytest.raises(TraceError, match="none from 90"):
         lv.ranks([tmp_path / "0.json", tmp_path / "1.json"], steps=slice(90, 99))
+
+
+LACK = "rank 2 of 4 has no file here: in collectives others may wait for it"
+
+
+@pytest.mark.parametrize(
+    ("worlds", "ranks", "told"),
+    [
+        ([4, 4, None, 4], None, LACK),
+        ([4, 4, None, 4], [0, 1], "ranks 2, 3 of 4 were not read: in collectives others may wait for them"),
+        ([4, 4, 4, 4], None, ""),
+        ([9, 9, None, 9], None, "ranks 2, 4, 5, 6, 7, 8 of 9 have no file here"),
+        ([99, 99, 99, 99], None, "ranks 4, 5, 6, 7, 8, 9 and 89 more of 99 have no file here"),
+        ([4, 5, None, 4], None, ""),
+        ([1, 1, None, 1], None, ""),  # fewer than there are
+        *(([bad, bad, None, bad], None, "") for bad in (-4, 0, "4", 4.0, True, [4], 10**18, float("nan"))),
+    ],
+)
+def test_a_rank_that_has_no_file_is_missing(tmp_path, worlds, ranks, told):
+    straggling(tmp_path, 0, count=4)
+    for rank, world in enumerate(worlds):
+        data = json.loads((tmp_path / f"{rank}.json").read_text())
+        data["distributedInfo"]["world_size"] = world
+        (tmp_path / f"{rank}.json").unlink()
+        if world is not None:
+            write(tmp_path, data, f"{rank}.json")
+    timeline = lv.read(tmp_path, ranks=ranks)
+    (missing,) = timeline.context.missing or ("",)
+    assert told in missing and bool(missing) == bool(told) and missing in describe(timeline)
+    assert ("work-not-seen" in [each.kind for each in lv.advise(timeline)]) is bool(told)
+    if told == LACK:
+        assert "give read() the files of all" in lv.advise(timeline)[-1].change
+    table = lv.ranks(tmp_path)
+    assert [each for each in table.notes if "others may wait" in each] == list(table.timeline.context.missing)
+    if ranks is None:
+        assert table.timeline.context.missing == timeline.context.missing
+    alone = lv.read(tmp_path / "0.json").context
+    assert not alone.missing
+    assert ("were not read" in "".join(alone.notes)) is (type(worlds[0]) is int and 1 < worlds[0] < 10**18)
+
+
+def test_what_many_ranks_lack_is_told_of_all_and_not_of_the_telling_ones(tmp_path):
+    straggling(tmp_path, 7, count=12)
+    for path in tmp_path.iterdir():
+        data = json.loads(path.read_text())
+        data["distributedInfo"]["world_size"] = 12
+        write(tmp_path, data, path.name)
+    table = lv.ranks(tmp_path)
+    assert not table.notes and not table.timeline.context.missing and "not read" not in str(table.timeline.context)

@@ -1,9 +1,12 @@
 """What advice on a file promises, beside sums by hand: traces as torch.profiler writes them, times in µs."""
 
 import pytest
-from trace_files import BASE, call, copy, note, op, read_events, repeated, work
+from trace_files import BASE, call, copy, note, op, read_events, repeated, straggling, trace, work, write
 
 import loaderviz as lv
+from loaderviz.analysis import what_if
+from loaderviz.batches import LOADER_NEXT
+from loaderviz.metrics import _rows, describe
 
 US = 1_000
 A100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}]}
@@ -147,3 +150,157 @@ def test_a_wait_that_gains_little_does_not_come_before_what_the_host_does(tmp_pa
     advice = lv.advise(read_events(tmp_path, *masked(1_110)))
     assert [each.kind for each in advice][:2] == ["host-bound", "synchronizes-each-step"]
     assert advice[0].expected_gain.ns > 8 * advice[1].expected_gain.ns
+
+
+def test_the_long_name_of_a_kernel_is_looked_through_once(tmp_path, monkeypatch):
+    """Names of templates have thousands of letters, and a replay asks of each launch what its kernel is."""
+
+    class Pattern:
+        def search(self, name):
+            asked.append(name)
+
+    asked = []
+    monkeypatch.setattr(what_if, "_UNSCALED", Pattern())
+    events = repeated(
+        10,
+        1_000,
+        lambda n, at: [
+            op(f"{LOADER_NEXT}SingleProcessDataLoaderIter.__next__", at, 500),
+            call("cudaLaunchKernel", at + 510, 5, n + 1),
+            work("a_kernel_of_this_test_alone", at + 520, 300, n + 1),
+        ],
+    )
+    assert "workers" in lv.advise(read_events(tmp_path, *events))[0].change
+    assert asked == ["a_kernel_of_this_test_alone"]
+
+
+def first_slow(pause, how="host", count=8, slow=(0,)):
+    """Steps of 1 ms with a kernel of 700 µs, read in each; those that are `slow` have a pause before it."""
+    events, now = [], BASE
+    for n in range(count):
+        late = pause if n in slow else 0
+        copied, asked = (10 + late, 0) if how == "copy" else (10, late if how == "loader" else 0)
+        at = now + 60 + asked + (late if how == "host" else 0)
+        first, long = at + copied + 20, 700 + (late if how == "kernel" else 0)
+        end = first + long + 200
+        events += [
+            note(f"ProfilerStep#{n + 5}", now, end - now),
+            op(f"{LOADER_NEXT}_MultiProcessingDataLoaderIter.__next__", now, 50 + asked),
+            op("aten::copy_", at, copied + 5),
+            call("cudaMemcpyAsync", at + 1, copied + 3, 10 * n + 1),
+            copy(at + 2, copied, 10 * n + 1, "Memcpy HtoD (Pageable -> Device)", nbytes=100_000),
+            call("cudaLaunchKernel", at + copied + 10, 5, 10 * n + 2),
+            work("gemm", first, long, 10 * n + 2),
+            call("cudaDeviceSynchronize", first + 5, long + 5, 10 * n + 3),
+        ]
+        now = end
+    return events
+
+
+@pytest.mark.parametrize("how", ["host", "loader", "copy"])
+def test_a_slow_first_step_is_a_warm_up_and_no_part_of_the_others(tmp_path, how):
+    timeline = read_events(tmp_path, *first_slow(10_000, how))
+    advice, summary = lv.advise(timeline), lv.summarize(timeline)
+    warm = next(each for each in advice if each.kind == "warm-up")
+    assert not warm.expected_gain.ns and "the first step takes 10.99 ms, and most of it is" in warm.evidence
+    named = {"host": "outside torch", "loader": "__next__, 10.05 ms", "copy": "aten::copy_, 10.02 ms"}[how]
+    assert named in warm.evidence and "in the 7 later steps" in warm.evidence
+    assert (summary.step, summary.batches, summary.limit) == (990 * US, 7, 7 * 700 * US)
+    assert summary.start_up == 10_990 * US
+    usual = lv.advise(read_events(tmp_path, *first_slow(0)))
+    assert max(each.expected_gain.ns for each in advice) <= max(each.expected_gain.ns for each in usual)
+
+
+@pytest.mark.parametrize(
+    ("pause", "options"),
+    [
+        (2_000, {}),  # hardly longer than some steps
+        (10_000, {"slow": (0, 5)}),  # it comes back
+        (10_000, {"count": 2}),  # nothing tells what is usual
+        (10_000, {"how": "kernel"}),
+    ],
+)
+def test_a_first_step_that_tells_something_is_judged(tmp_path, pause, options):
+    timeline = read_events(tmp_path, *first_slow(pause, **options))
+    assert "warm-up" not in [each.kind for each in lv.advise(timeline)]
+    assert lv.summarize(timeline).batches == options.get("count", 8) and not lv.summarize(timeline).start_up
+
+
+@pytest.mark.parametrize(("early", "told"), [(150, None), (1_150, "work on 0.55 steps that were launched before")])
+def test_no_negative_number_of_steps_was_launched_before_the_window(tmp_path, early, told):
+    """Of three steps of 1 ms the last is cut after 300 µs."""
+    events = [work("gemm", BASE, early - 20, -1)]
+    for n in range(3):
+        at = BASE + early + 1_000 * n
+        events += [note(f"ProfilerStep#{n + 5}", at, 1_000 if n < 2 else 400), call("cudaLaunchKernel", at + 5, 5, n)]
+        events += [work("gemm", at + 50, 300, n)]
+    judged = lv.advise(read_events(tmp_path, *events)).judged
+    assert "3 steps of 1 ms" in judged and "work on -" not in judged
+    assert (told or "3 steps of 1 ms") in judged and bool(told) is ("launched before" in judged)
+
+
+def test_a_device_is_one_of_those_that_are_read(tmp_path):
+    straggling(tmp_path, 6, count=8)
+    timeline = lv.read(tmp_path, ranks=[1, 4, 6])
+    assert lv.advise(timeline).judged.startswith("Judged: device 6, one of 3, ")
+    assert "; GPU 6 (one of 3) computes " in describe(timeline)
+    assert ("window", "device 6, one of 3") in [(what, told) for what, _, told in _rows(lv.summarize(timeline))]
+
+
+@pytest.mark.parametrize(
+    ("lost", "name", "kind"),
+    [
+        (0, "cudaLaunchKernel", "nothing-to-gain"),
+        (2, "cudaLaunchKernel", "nothing-to-gain"),
+        (3, "cudaLaunchKernel", "work-not-seen"),
+        (3, "cudaMemsetAsync", "nothing-to-gain"),  # of which not each is told
+    ],
+)
+def test_nothing_is_to_gain_only_where_the_work_of_nearly_all_launches_is_seen(tmp_path, lost, name, kind):
+    """Of 40 launches some have no work in the file."""
+    events = repeated(
+        20,
+        1_000,
+        lambda n, at: [
+            note(f"ProfilerStep#{n + 5}", at, 1_000),
+            call("cudaLaunchKernel", at + 5, 5, 2 * n + 1),
+            work("gemm", at + 20, 975, 2 * n + 1),
+            call(name, at + 15, 5, 2 * n + 2),
+            *[work("relu", at + 995, 2, 2 * n + 2)] * (n % 5 > 0 or n // 5 >= lost),
+        ],
+    )
+    advice = lv.advise(read_events(tmp_path, *events))
+    assert [each.kind for each in advice] == [kind]
+    assert (f"{lost} of 40 launches of the loop have no work" in advice[0].evidence) is (kind == "work-not-seen")
+
+
+def test_a_file_without_correlation_ids_is_told_as_such(tmp_path):
+    events = [each | {"args": {}} for each in masked(150, count=100)]
+    told = lv.advise(read_events(tmp_path, *events, op("aten::mm", BASE + 30_000, 100)))
+    assert "launches put on the GPU: no event has a correlation id" in told[0].evidence
+    assert "captured" not in str(told)
+
+
+def test_of_ranks_without_a_device_the_one_that_waits_for_its_data_is_judged(tmp_path):
+    """The others wait for it in their gloo collective."""
+    for rank in range(3):
+        loads = 300 if rank == 1 else 20
+        events = repeated(
+            6,
+            1_000,
+            lambda n, at, loads=loads: [
+                note(f"ProfilerStep#{n + 3}", at, 1_000),
+                op(f"{LOADER_NEXT}_MultiProcessingDataLoaderIter.__next__", at, loads),
+                op("aten::linear", at + loads + 10, 200),
+                op("gloo:all_reduce", at + loads + 220, 750 - loads),
+            ],
+        )
+        write(tmp_path, trace(*events, distributedInfo={"rank": rank}), f"{rank}.json")
+    advice = lv.advise(lv.read(tmp_path))
+    assert advice.judged.startswith("Judged: rank 1, one of 3, ") and "device" not in advice.judged
+    assert advice[0].kind == "waiting-for-data" and "waits 300 µs a step" in advice[0].evidence
+
+
+def test_a_pause_inside_a_marked_step_is_not_said_to_belong_to_no_step(tmp_path):
+    judged = lv.advise(read_events(tmp_path, *first_slow(10_000, slow=(4,)))).judged
+    assert ", without 10.04 ms that no usual step has;" in judged

@@ -506,7 +506,7 @@ def test_the_quality_of_a_recording(tmp_path):
     events += [op("aten::x", BASE + n, 1.0) for n in range(60)]
     line = "INFO: Record counts: Out-of-range = 7, Invalid ext correlations = 0, CUPTI stopped early? = 1"
     said = notes(read_events(tmp_path, *events, INFO=[line]))
-    assert said.startswith("the profiler's buffer was full") and "dropped 7 events (out-of-range)" in said
+    assert said.startswith("the profiler's buffer was full") and "left out 7 events from before" in said
     assert "1 of 3 launches without GPU work, 1 of 3 GPU spans without a launch" in said
     assert "33 % of GPU spans last 0 ns" in said
     assert "clock steps of 1 µs" in said
@@ -639,12 +639,19 @@ def others(count, cat="mystery"):
     return [event(cat, f"odd {number}", PID, 2, BASE + number, 1, {}) for number in range(count)]
 
 
+def lacking(key, count):
+    return [each | {key: None} for each in others(count, "cpu_op")]
+
+
 @pytest.mark.parametrize(
     ("events", "outer", "kind", "told"),
     [
         ([op("aten::mm", BASE, 5), *others(3)], {}, "work-not-seen", "only 25 % of the events with a duration"),
         ([*loop(), *others(30)], {}, "work-not-seen", "only 21 % of the events with a duration"),
         ([*loop(), *others(5)], {}, None, None),
+        ([*loop(), *lacking("dur", 12)], {}, "work-not-seen", "only 40 % of the events with a duration"),
+        ([*loop(), *lacking("ts", 30)], {}, "work-not-seen", "the timeline; 30 events cannot be read"),
+        ([*loop(), *lacking("dur", 5)], {}, None, None),
         ([op("aten::mm", BASE, 5), *others(30, "python_function")], {}, "no-gpu-work", None),  # stacks
         (
             [op("aten::mm", BASE, 5)],

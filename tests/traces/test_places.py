@@ -40,6 +40,16 @@ def test_folders_in_a_folder_and_patterns(folder, tmp_path):
         read(tmp_path / "x*.json")
 
 
+@pytest.mark.parametrize(
+    ("count", "told"), [(1, "has a)$"), (2, "a); nor is the other file"), (30, "; nor is any of the 29 other files")]
+)
+def test_a_folder_without_a_trace_says_how_many_files_it_has(tmp_path, count, told):
+    for number in range(count):
+        write(tmp_path, {"a": 1}, f"c{number}.json")
+    with pytest.raises(TraceError, match=rf"c0\.json is no trace: .*{told}".replace("a)", r"a\)")):
+        read(tmp_path)
+
+
 def test_open_files_of_no_trace(no_leftovers):
     with pytest.raises(TypeError, match="open as text"):
         read(io.StringIO("{}"))
