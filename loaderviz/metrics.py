@@ -385,18 +385,9 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
     """
     loop = Loop.of(timeline, _busiest(timeline) if steps_of is None else steps_of)
     start, end = window_of(timeline, loop.window if window is None else window)
-    number, came = collectives(timeline)[0], timeline.start
-    parts = np.flatnonzero((number >= 0) & (timeline.end > start) & (came < end))
-    parts = parts[np.lexsort((came[parts], number[parts]))]
-    _, first, group, size = np.unique(number[parts], return_index=True, return_inverse=True, return_counts=True)
+    parts, came, group = _arrivals(timeline, start, end)
+    _, first, size = np.unique(group, return_index=True, return_counts=True)
     last = first + size - 1
-    lost = timeline.end[parts] - came[parts] - beside(timeline)[parts]  # of the last one that is the transfer
-    one_sided = [each.correlation for each in timeline.context.messages if each.name in ("send", "recv")]
-    waits = np.maximum(0, lost - lost[last][group])
-    waits *= ~np.isin(timeline.correlation[parts], one_sided)  # the stages of a pipeline wait by their schedule
-    came = came[parts[last]][group] - waits
-    order = np.lexsort((came, group))
-    parts, came = parts[order], came[order]
     devices, whose = np.unique(device := device_of(timeline)[parts], return_inverse=True)
     steps, unit = loop.between(start, end), np.arange(len(first))
     if len(steps) > 1:
@@ -433,6 +424,29 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
         device,
         blame,
     )
+
+
+def _arrivals(timeline: Timeline, start: int, end: int) -> tuple[Ints, Ints, Ints]:
+    """Return the parts of collectives in [start, end), when each rank came to its one [ns], and the number of that.
+
+    They are by collective, in order of arrival. While it has something to compute, a rank that waits in a stream of its
+    own loses nothing; so it is counted as come so long before the last one as it loses more than that, whose loss is
+    the transfer. The stages of a pipeline wait by their schedule, and for nobody.
+    """
+    number, came = collectives(timeline)[0], timeline.start
+    parts = np.flatnonzero((number >= 0) & (timeline.end > start) & (came < end))
+    parts = parts[np.lexsort((came[parts], number[parts]))]
+    _, first, group, size = np.unique(number[parts], return_index=True, return_inverse=True, return_counts=True)
+    last = (first + size - 1)[group]
+    lost = timeline.end[parts] - came[parts] - beside(timeline)[parts]
+    waits = np.maximum(0, lost - lost[last])
+    waits *= ~np.isin(
+        timeline.correlation[parts],
+        [each.correlation for each in timeline.context.messages if each.name in ("send", "recv")],
+    )
+    arrived = came[parts[last]] - waits
+    order = np.lexsort((arrived, group))
+    return parts[order], arrived[order], group
 
 
 def usually(blame: Ints | Floats, step: float) -> Mask:

@@ -77,10 +77,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
     twice = [(name, many) for name, many in Counter(filter(None, told)).items() if many > 1]
     parts = [_part(*each) for each in zip(traces, labels, apart, strict=True)]
     together = all(trace.unix for trace in traces)
-    off = clocks.ahead([_collectives(*each) for each in zip(traces, parts, strict=True)]) if several else [0]
-    for part, behind in zip(parts, off, strict=True):
-        part.rows["start"] -= behind
-        part.rows["end"] -= behind
+    off = _set_clocks(traces, parts)
     begins = [int(part.rows["start"][0]) if len(part.rows["start"]) else 0 for part in parts]
     origin = min((begin for begin in begins if begin), default=0)
     notes = [] if together or not several else ["the files do not tell their clocks' base: each rank begins at time 0"]
@@ -105,13 +102,12 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
     if zero:
         moment = datetime.datetime.fromtimestamp(origin // 10**9, datetime.UTC)
         clock += f"; time 0 is {moment:%Y-%m-%d %H:%M:%S}.{origin % 10**9:09d} UTC"
-    versions = {name: text for trace in traces for name, text in trace.versions.items()}
     missing = tuple(f"{label}{each}" for part, label in zip(parts, labels, strict=True) for each in part.missing)
     context = Context(
         _device(traces, used),
         "file",
         clock=clock,
-        versions=versions,
+        versions={name: text for trace in traces for name, text in trace.versions.items()},
         notes=tuple(notes),
         missing=missing,
         whole=tuple(_of_ranks([part.whole for part in parts], labels)),
@@ -120,6 +116,15 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
         looks=() if several else tuple(parts[0].looks),
     )
     return replace(_merged(parts), context=context).self_check()
+
+
+def _set_clocks(traces: Sequence[RawTrace], parts: Sequence[_Part]) -> list[int]:
+    """Put the clocks of several ranks right; return by how many ns each was ahead."""
+    off = clocks.ahead([_collectives(*each) for each in zip(traces, parts, strict=True)])
+    for part, ahead in zip(parts, off, strict=True):
+        part.rows["start"] -= ahead
+        part.rows["end"] -= ahead
+    return off
 
 
 def _collectives(trace: RawTrace, part: _Part) -> clocks.Collectives:

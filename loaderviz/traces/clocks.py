@@ -16,7 +16,7 @@ from loaderviz.timeline import Ints, Message, gathered
 
 AHEAD = 10_000  # ns: ends differ by some 5,000 where clocks agree, on eight H100s of one host
 APART = 20_000  # ns: if ends, less one offset, differ by more in the median, they are not of the same collectives
-MOST, NAMED = 128, 4  # collectives that are compared; ranks that are named
+FEWEST, MOST, NAMED = 4, 128, 4  # collectives that are compared, if there are so many; ranks that are named
 _TOGETHER = re.compile("all.?reduce|all.?gather|reduce.?scatter|all.?to.?all", re.I)  # no rank is done before others
 
 Collectives = tuple[Sequence[Hashable], Ints]  # of a rank: of which kind each is, and when it ended [ns]
@@ -76,7 +76,8 @@ def _places(kinds: Sequence[Hashable]) -> dict[Hashable, list[int]]:
 def _offset(ends: Ints, others: Ints) -> int:
     """Return by how much the second ends are later than the first, which may have begun some collectives before."""
     ends, others = ends[:MOST], others[:MOST]
-    least = max(1, min(len(ends), len(others)) // 2)
+    count = min(len(ends), len(others))
+    least = max(min(count, FEWEST), count // 2)
     fits = list[tuple[float, float]]()  # for each shift by how much they differ from their offset, and that
     for shift in sorted(range(least - len(others), len(ends) - least + 1), key=abs):
         first, second = ends[max(0, shift) :], others[max(0, -shift) :]

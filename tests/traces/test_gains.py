@@ -165,12 +165,15 @@ def test_the_long_name_of_a_kernel_is_looked_through_once(tmp_path, monkeypatch)
         10,
         1_000,
         lambda n, at: [
+            note(f"batch {n}: 8 samples", at, 1_000),
             op(f"{LOADER_NEXT}SingleProcessDataLoaderIter.__next__", at, 500),
             call("cudaLaunchKernel", at + 510, 5, n + 1),
             work("a_kernel_of_this_test_alone", at + 520, 300, n + 1),
         ],
     )
-    assert "workers" in lv.advise(read_events(tmp_path, *events))[0].change
+    timeline = read_events(tmp_path, *events)
+    for size in 2, 4:
+        what_if.what_if(timeline, batch_size=size)
     assert asked == ["a_kernel_of_this_test_alone"]
 
 
