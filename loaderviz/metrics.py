@@ -319,7 +319,7 @@ def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[I
 # by those who have not come yet. Half of the ranks are not late: what comes before the middle one is not counted.
 
 BLAME = 0.2  # of all lateness: a rank that causes so much of it is to blame
-WAITED = 0.025  # of the window: what others wait for less than that is not told
+WAITED = 0.02  # of the window: what others wait for less than that is not told
 ALIKE = 1.5  # times its fair part of all lateness: if one of those to blame causes less, it takes twice as much waiting
 OFTEN = 0.5  # of what it usually causes where it is late: a step in which a rank causes so much is one more of these
 
@@ -430,16 +430,18 @@ def _arrivals(timeline: Timeline, start: int, end: int) -> tuple[Ints, Ints, Int
     """Return the parts of collectives in [start, end), when each rank came to its one [ns], and the number of that.
 
     They are by collective, in order of arrival. While it has something to compute, a rank that waits in a stream of its
-    own loses nothing; so it is counted as come so long before the last one as it loses more than that, whose loss is
-    the transfer. The stages of a pipeline wait by their schedule, and for nobody.
+    own loses nothing; so it is counted as come so long before the last one as it has nothing to compute until then, or
+    loses in all beyond that one's loss, which is the transfer. The stages of a pipeline wait for nobody, but
+    by their schedule.
     """
     number, came = collectives(timeline)[0], timeline.start
     parts = np.flatnonzero((number >= 0) & (timeline.end > start) & (came < end))
     parts = parts[np.lexsort((came[parts], number[parts]))]
     _, first, group, size = np.unique(number[parts], return_index=True, return_inverse=True, return_counts=True)
     last = (first + size - 1)[group]
-    lost = timeline.end[parts] - came[parts] - beside(timeline)[parts]
-    waits = np.maximum(0, lost - lost[last])
+    computed, waiting = beside(timeline)[:, parts]
+    lost = timeline.end[parts] - came[parts] - computed
+    waits = np.maximum(0, np.maximum(lost - lost[last], came[parts[last]] - came[parts] - waiting))
     waits *= ~np.isin(
         timeline.correlation[parts],
         [each.correlation for each in timeline.context.messages if each.name in ("send", "recv")],
@@ -477,17 +479,20 @@ def _without_victims(blame: Floats, waits: Ints, whose: Ints, unit: Ints, groups
 
 @once
 def beside(timeline: Timeline) -> Ints:
-    """Return for each span of a collective for how long its device computes meanwhile [ns]; 0 for all others.
+    """Return for how long each collective's device computes meanwhile, and of that while it waits [ns], shape (2, n).
 
-    A collective waits in a stream of its own, as DDP's do: what its rank computes then is none of the waiting.
+    A collective waits in a stream of its own, as DDP's do: what its rank computes then is none of the waiting. It is 0
+    for other spans.
     """
-    found, devices = np.zeros(len(timeline), np.int64), device_of(timeline)
+    found, devices, arrival = np.zeros((2, len(timeline)), np.int64), device_of(timeline), collectives(timeline)[1]
     rows = np.flatnonzero(timeline.where(Kind.COMMUNICATION))
     for device in np.unique(devices[rows]).tolist():
         mine = rows[devices[rows] == device]
         computes = timeline.where(Kind.COMPUTE) & on_device(timeline, device)
         busy = intervals.union(timeline.start[computes], timeline.end[computes])
-        found[mine] = intervals.covered_within(busy, timeline.start[mine], timeline.end[mine])
+        start, end = timeline.start[mine], timeline.end[mine]
+        for row, until in enumerate((end, np.clip(arrival[mine], start, end))):
+            found[row, mine] = intervals.covered_within(busy, start, until)
     return found
 
 
@@ -555,7 +560,10 @@ class Loop:
                 counts = [int(each["samples"]) if each.get("samples") else None for each in told]
                 spans, samples = _joined(timeline, spans, counts)
                 cut = int(found[int(timeline.name[marks[0]])]["number"]) > 0  # whoever takes it: a validation, too
-                first = (_first_warm if cut else _first_steady)(timeline, device, spans)
+                foreign = timeline.context.origin == "file"  # what was emulated or cut here begins as it goes on
+                first = (
+                    (_first_warm(timeline, device, spans) * foreign) if cut else _first_steady(timeline, device, spans)
+                )
                 others, used = _others(timeline, device, marks, spans)
                 last = _last(timeline, device, np.r_[spans, others[used]], others[~used])
                 return cls(timeline, device, spans, samples, cut, first, last, others[used])

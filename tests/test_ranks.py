@@ -78,7 +78,7 @@ def test_planted_stragglers_are_found_with_their_cause_and_their_cost(cause, how
     timeline = planted(ranks, {(rank, n): {cause: size} for n, each in enumerate(late) for rank in each}, waits)
     culprits = sorted(set.union(*late))
     held = sum(map(bool, late))
-    least = 0.05 if (how, ranks) == ("in turn", 2) else 0.025  # where all are late in turn, that may be chance
+    least = 0.04 if (how, ranks) == ("in turn", 2) else 0.02  # where all are late in turn, that may be chance
     if held * size < least * (STEPS * 550 + held * size):
         assert rank_table(timeline).late == () and "late" not in describe(timeline)
         return
@@ -140,7 +140,7 @@ def test_a_rank_that_is_late_in_few_steps_is_not_told_as_if_it_were_in_each(more
     assert (str(table.lateness), table.why) == (said, why)
 
 
-@pytest.mark.parametrize(("loads", "late"), [(13, False), (15, True), (20, True)])
+@pytest.mark.parametrize(("loads", "late"), [(10, False), (13, True), (20, True)])
 def test_advice_tells_of_a_rank_whenever_the_table_does(loads, late):
     """Also where the others wait for less than 3 % of the time, from which on other findings are told."""
     timeline = planted(4, {(1, step): {"loads": loads} for step in range(STEPS)})
@@ -218,7 +218,7 @@ def test_a_real_straggler_is_named_by_what_it_costs_although_it_is_seldom_last()
     table = rank_table(timeline)
     (culprit,) = table.late
     assert (culprit.row.rank, culprit.cause, table.shared, round(table.lateness.share, 2)) == ("1", "works", 84, 0.85)
-    assert round(table.lateness.cost / 1e6, 1) == 25.8  # of 27.4, by hand, they compute for 1.6
+    assert round(table.lateness.cost / 1e6, 1) == 25.9  # of 27.4, by hand, they compute for 1.5
     assert round(culprit.row.waits / 1e6) == 6
     assert (
         describe(timeline).startswith("rank 1 is late: the others wait ") and lv.advise(timeline)[0].kind == "late-rank"

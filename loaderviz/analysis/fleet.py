@@ -160,7 +160,9 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     for number, each in enumerate(every):
         mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == number)
         computed = np.split(each.done[2:, 0], 2)
-        timeline.results.setdefault("beside", np.zeros(len(timeline), np.int64))[mine] = computed[1] - computed[0]
+        timeline.results.setdefault("beside", np.zeros((2, len(timeline)), np.int64))[:, mine] = (
+            computed[1] - computed[0]
+        )
     late = replace(lateness(timeline, (start, end), busiest), steps=every[busiest].count)
     spent = np.zeros((len(late.parts), len(CAUSES)), np.int64)
     for number, each in enumerate(every):

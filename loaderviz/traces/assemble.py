@@ -77,11 +77,11 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
     twice = [(name, many) for name, many in Counter(filter(None, told)).items() if many > 1]
     parts = [_part(*each) for each in zip(traces, labels, apart, strict=True)]
     together = all(trace.unix for trace in traces)
-    off = _set_clocks(traces, parts)
+    off = _set_clocks(traces, parts) if several else []
     begins = [int(part.rows["start"][0]) if len(part.rows["start"]) else 0 for part in parts]
     origin = min((begin for begin in begins if begin), default=0)
     notes = [] if together or not several else ["the files do not tell their clocks' base: each rank begins at time 0"]
-    notes += clocks.told(off, labels)
+    notes += clocks.told(off, labels) if several else []
     for number, part in enumerate(parts):
         own = origin if together else begins[number]
         part.rows["start"] -= own

@@ -368,7 +368,7 @@ def _drawn(ways: Sequence[str], chance: random.Random) -> Iterator[PinningCase]:
             # Batches of less than 1 MiB: larger ones are still being page-locked when the clock starts.
             side = chance.randrange(8, 14) if way == "pictures" else chance.randrange(44, 62)
             size, workers = chance.choice((4, 6) if way == "batch" else (56, 64)), 0 if way == "workers" else 2
-            machine, data = Machine("secret", secret, host=NEAR), Samples(8 * max(size, 14), (1, side, side))
+            machine, data = Machine("secret", secret, host=NEAR), Samples(8 * max(size, 40), (1, side, side))
             loaders = (DataLoader(data, size, num_workers=workers, pin_memory=pin) for pin in (False, True))
             plain, pinned = (machine.train(loader) for loader in loaders)
             rates = secret.pageable / 1e9, rate / 1e9

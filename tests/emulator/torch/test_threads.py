@@ -902,8 +902,14 @@ ALONE = {
 }
 
 
+@pytest.fixture
+def alone(monkeypatch):
+    """As in a program of its own: the tests before may have left threads, which could end a wait."""
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
+
+
 @pytest.mark.parametrize("wait", ALONE)
-def test_a_wait_of_the_only_thread_takes_the_time_that_it_may(wait):
+def test_a_wait_of_the_only_thread_takes_the_time_that_it_may(wait, alone):
     """R51. It took no virtual time, so that a loop until a deadline had no end."""
     with lv.record(on="a100", host=HOST):
         begin = time.monotonic()
@@ -925,7 +931,7 @@ async def locks_twice():
 
 @pytest.mark.parametrize("wait", [lambda: [lock := threading.Lock(), lock.acquire(), lock.acquire()],
                                   lambda: queue.Queue().get(), lambda: asyncio.run(locks_twice())])  # fmt: skip
-def test_the_only_thread_that_waits_for_itself_is_a_deadlock(wait):
+def test_the_only_thread_that_waits_for_itself_is_a_deadlock(wait, alone):
     with pytest.raises(DeadlockError, match="the main thread waits in"), lv.record(on="a100"):
         wait()
 
