@@ -352,6 +352,29 @@ def test_an_interrupt_in_a_collection_of_garbage_is_heard_after_it(capfd):
     assert "ignored" not in capfd.readouterr().err
 
 
+def test_threads_that_read_the_time_at_once_take_each_others_collections():
+    """The one that was to be taken next may have been taken by another thread meanwhile."""
+    before, stop = sys.getswitchinterval(), threading.Event()
+
+    def read():
+        while not stop.is_set():
+            gc.collect(0)
+            processor_time()
+
+    processor_time.watch()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            runs = [pool.submit(read) for _ in range(4)]
+            time.sleep(0.5)
+            stop.set()
+            assert [run.exception() for run in runs] == [None] * 4
+    finally:
+        sys.setswitchinterval(before)
+        processor_time.watch(False)
+    assert not processor_time._noted and not processor_time._elsewhere
+
+
 @POSIX
 def test_held_signals_come_after_the_block():
     seen = []

@@ -116,6 +116,8 @@ class ProcessorTime(threading.local):
             gc.callbacks.extend(self._callback)
         elif not on and self._callback:
             gc.callbacks.remove(self._callback.pop())
+            self._noted.clear()
+            self._elsewhere.clear()  # of threads that never looked: another one may have their number
 
     def _noting(self) -> Callable[..., Any]:
         """Return a callback for Python's collector that is C alone: in Python's bytecode a signal is handled.
@@ -132,11 +134,11 @@ class ProcessorTime(threading.local):
         return partial(getattr, notes)
 
     def _leave_out(self) -> None:
-        me = threading.get_ident()
-        for _ in range(len(self._noted)):
-            thread, time, begins = self._noted.popleft()
-            self._elsewhere[thread].append((time, begins))
-        for time, begins in self._elsewhere.pop(me, ()):
+        with suppress(IndexError):  # all are taken, some by another thread
+            while True:
+                thread, time, begins = self._noted.popleft()
+                self._elsewhere[thread].append((time, begins))
+        for time, begins in self._elsewhere.pop(threading.get_ident(), ()):
             if not begins and self._since:
                 self._collecting += time - self._since
             self._since = time if begins else 0
