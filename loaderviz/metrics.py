@@ -431,8 +431,8 @@ def _arrivals(timeline: Timeline, start: int, end: int) -> tuple[Ints, Ints, Int
 
     They are by collective, in order of arrival. While it has something to compute, a rank that waits in a stream of its
     own loses nothing; so it is counted as come so long before the last one as it has nothing to compute until then, or
-    loses in all beyond that one's loss, which is the transfer. The stages of a pipeline wait for nobody, but
-    by their schedule.
+    loses in all beyond that one's loss, which is the transfer. The stages of a pipeline wait by their
+    schedule, and for nobody.
     """
     number, came = collectives(timeline)[0], timeline.start
     parts = np.flatnonzero((number >= 0) & (timeline.end > start) & (came < end))
@@ -485,10 +485,13 @@ def beside(timeline: Timeline) -> Ints:
     for other spans.
     """
     found, devices, arrival = np.zeros((2, len(timeline)), np.int64), device_of(timeline), collectives(timeline)[1]
-    rows = np.flatnonzero(timeline.where(Kind.COMMUNICATION))
-    for device in np.unique(devices[rows]).tolist():
-        mine = rows[devices[rows] == device]
-        computes = timeline.where(Kind.COMPUTE) & on_device(timeline, device)
+    count = 1 + max((lane.device for lane in timeline.lanes), default=-1)
+
+    def by_device(kind: Kind) -> list[Numbers]:
+        rows = np.flatnonzero(timeline.where(kind))
+        return grouped(devices, count, rows[np.argsort(devices[rows], kind="stable")])
+
+    for mine, computes in zip(by_device(Kind.COMMUNICATION), by_device(Kind.COMPUTE), strict=True):
         busy = intervals.union(timeline.start[computes], timeline.end[computes])
         start, end = timeline.start[mine], timeline.end[mine]
         for row, until in enumerate((end, np.clip(arrival[mine], start, end))):
@@ -561,9 +564,7 @@ class Loop:
                 spans, samples = _joined(timeline, spans, counts)
                 cut = int(found[int(timeline.name[marks[0]])]["number"]) > 0  # whoever takes it: a validation, too
                 foreign = timeline.context.origin == "file"  # what was emulated or cut here begins as it goes on
-                first = (
-                    (_first_warm(timeline, device, spans) * foreign) if cut else _first_steady(timeline, device, spans)
-                )
+                first = 0 if cut and not foreign else (_first_warm if cut else _first_steady)(timeline, device, spans)
                 others, used = _others(timeline, device, marks, spans)
                 last = _last(timeline, device, np.r_[spans, others[used]], others[~used])
                 return cls(timeline, device, spans, samples, cut, first, last, others[used])
