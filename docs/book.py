@@ -81,7 +81,7 @@ def book(out: Path, lessons: tuple[str, ...] = ("",)) -> Path:
             shutil.copy(ROOT / name, source)
         (source / "docs/plotly.min.js").write_text(get_plotlyjs(), encoding="utf-8")
         for path in [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("notebooks/zh/*.ipynb")]:
-            if path.name.startswith(lessons):
+            if path.relative_to(ROOT / "notebooks").as_posix().startswith(lessons):
                 nbformat.write(shown(path), source / path.relative_to(ROOT))
         app = Sphinx(source, None, pages, Path(place), "html", SETTINGS, None, warningiserror=True)
         app.connect("autodoc-process-docstring", _examples, priority=400)  # before napoleon

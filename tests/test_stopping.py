@@ -132,7 +132,7 @@ def test_a_signal_keeps_what_was_recorded_and_leaves_nothing_behind(here, warm, 
 @pytest.mark.parametrize("on", ["cpu", "a100"])
 def test_signals_at_random_moments(here, warm, on):
     draw = random.Random(on)
-    for _ in range(6):
+    for _ in range(3):
         number = draw.choice([signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
         case = number, 2 * draw.random(), draw.random() < 0.4, draw.choice([1, 2])
         assert stopped(here, warm, on, *case[:2], group=case[2], times=case[3]) == {}, case

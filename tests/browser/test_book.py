@@ -10,7 +10,7 @@ import pytest
 for module in ("sphinx", "myst_nb", "furo"):
     pytest.importorskip(module, reason=f"{module} is missing: pip install -r requirements-dev.txt")
 
-pytestmark = [pytest.mark.notebook, pytest.mark.browser, pytest.mark.timeout(900)]  # two lessons run, in two languages
+pytestmark = [pytest.mark.notebook, pytest.mark.browser, pytest.mark.timeout(900)]  # two lessons run
 LESSON = "04_gpu_resident_slicing"  # it has a view, a plotly figure, predictions and exercises
 EXPLORING = "00_start_here"  # it has the explorer
 
