@@ -813,7 +813,7 @@ def test_workers_that_start_in_each_epoch_are_told():
     finding = finding_of(looped(12, starts, waits, ("stream", Kind.COMPUTE, 200)).timeline(), "restarts-workers")
     assert "started 2 more times" in finding.evidence and "persistent_workers=True" in finding.change
     window, step = 11 * 200 + 2 * 400, 200 + 2 * 400 / 10  # from the second batch on
-    assert finding.expected_gain.predicted == pytest.approx(2 * 400 / window * step * US)
+    assert finding.expected_gain.predicted == finding.expected_gain.per_step == pytest.approx((step - 200) * US)
     assert finding.expected_gain.ns == round((280 - 200) / step * window * US)
     assert "80 µs a step, which is the step without its kernels" in finding.expected_gain.basis
 
@@ -1889,6 +1889,26 @@ def rows_of(dtype=torch.float32, count=12, width=32):
 
 def backward(net, x):
     net(x).square().mean().backward()
+
+
+@pytest.mark.parametrize("kernels", [8, 11])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_change_that_pins_too_is_promised_what_that_saves_of_the_copies(workers, kernels):
+    rows = TensorDataset(torch.zeros(16 * 1024, 784), torch.zeros(16 * 1024))
+
+    def of(**options):
+        with lv.record(on="t4", host="laptop") as recording:
+            weight = torch.zeros(2**22, device="cuda")
+            for x, y in DataLoader(rows, 1024, **options):
+                x.cuda(), y.cuda()
+                for _ in range(kernels):
+                    weight.mul_(2)
+        return recording.timeline
+
+    before = of(num_workers=workers)
+    first = lv.advise(before)[0]
+    assert first.parameters.keys() == {"workers", "pinned"}
+    kept(first, before, of(num_workers=first.parameters["workers"], pin_memory=True))
 
 
 def test_the_line_of_a_wait_for_the_gpu_is_no_other_work():

@@ -632,8 +632,10 @@ def fetch_in_loop(facts: Evidence) -> Finding | None:
         return None  # an order once an epoch is no batch; copies that the data set makes, a worker could not make
     work = facts.fetched
     length = intervals.length(work)
-    floors = facts.device_floor(), facts.host_floor(work)
-    gain = facts.gain(length, "what the main thread fetches and pins", *floors, facts.workers_floor())
+    copies, left = _pinned_too(facts)
+    floors, saved = (facts.device_floor(copies, left), facts.host_floor(work)), round((1 - left) * facts.length(copies))
+    what = "what the main thread fetches and pins" + ", and what pinned copies save" * bool(saved)
+    gain = facts.gain(length + saved, what, *floors, facts.workers_floor())
     idle = intervals.length(intervals.intersect(work, facts.idle))
     number, each = facts.workers_for(gain), "  # each that the loop takes batches from" * (len(facts.loaders) > 1)
     pins = " and pins" if (facts.timeline.kind[fetching] == Kind.PIN).any() else ""
@@ -655,8 +657,10 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     starved = intervals.intersect(facts.covered(waits), facts.idle)
     if not len(starved) or facts.fault("unsharded-iterable") is not None:  # more workers would give more copies
         return None
-    floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
-    gain = facts.gain(facts.length(waits), "the waits for data", *floors, facts.workers_floor())
+    copies, left = _pinned_too(facts)
+    floors = facts.device_floor(copies, left), facts.host_floor(), facts.supply_floor("pin")
+    direct, what = facts.length(waits) + round((1 - left) * facts.length(copies)), "the waits for data"
+    gain = facts.gain(direct, what + ", and what pinned copies save" * (left < 1), *floors, facts.workers_floor())
     within = intervals.covered_within(starved, facts.first, facts.last)
     starving = waits & (within > 0)
     seen, remedy, number = _behind(facts, gain, starving)
@@ -1857,6 +1861,12 @@ def _often(facts: Evidence, seen: str, waits: Mask) -> tuple[str, Remedy]:
 def _pin(facts: Evidence) -> str:
     pins = facts.summary.busy and not facts.unlike_loaders and not _makes_its_own(facts)
     return ", pin_memory=True" if pins else ""
+
+
+def _pinned_too(facts: Evidence) -> tuple[Mask, float]:
+    """Return the pageable copies, which pin_memory=True pins, and which share of their time is left then."""
+    copies = facts.pageable & bool(_pin(facts))
+    return copies, _if_pinned(facts, copies)[0] if copies.any() else 1.0
 
 
 def too_slow(facts: Evidence, *floors: Floor) -> str:

@@ -111,11 +111,10 @@ LAYER = re.compile(rf"(aten::|autograd::engine::evaluate_function: )({_LAYERS}|{
 
 @dataclass(frozen=True)
 class Floor:
-    """What takes at least `ns` in the window, and what it is in words; `even`: as long in each step."""
+    """What takes at least `ns` in the window, and what it is in words."""
 
     ns: int
     what: str
-    even: bool = False
 
 
 @dataclass(frozen=True)
@@ -534,7 +533,7 @@ class Evidence:
             edges = self.timeline.start[self.marks][[0, -1]].astype(np.int64)
             own = min(own, intervals.length(intervals.intersect(works, edges[np.newaxis])) * many // (many - 1))
         if not workers or self.timeline.context.origin == "emulated":
-            return Floor(own, "the host's own work", even=True)
+            return Floor(own, "the host's own work")
         crowded = own * max(0.0, 1 - (self.cores or 1 + len(workers)) / (1 + len(workers)))
         lacked = self.timeline.context.usage.get("loop lacked", crowded)
         return Floor(round(own - min(own, lacked, self.worked)), "the host's own work")
@@ -571,7 +570,7 @@ class Evidence:
         if not (step and self.rounds):
             return Gain(ns, share, None, basis)
         # The last of its steps may be longer than from one to the next, or shorter: it ends with the last work
-        each = max(share * step, ns / self.rounds, step - rest.ns / self.rounds if rest.even and ns == bound else 0)
+        each = max(share * step, ns / self.rounds, step - rest.ns / self.rounds if ns == bound else 0)
         return Gain(ns, share, min(step, each), basis)
 
     @cached_property
