@@ -97,12 +97,9 @@ class Setting:
     depth: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "steps", "depth"):
-            if getattr(self, name) < 1:
-                raise ExperimentError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("warmup", "workers"):
-            if getattr(self, name) < 0:
-                raise ExperimentError(f"{name} cannot be negative, got {getattr(self, name)}")
+        for name, least in {"batch_size": 1, "steps": 1, "depth": 1, "warmup": 0, "workers": 0}.items():
+            if getattr(self, name) < least:
+                raise ExperimentError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.batch_size > 60_000:
             raise ExperimentError(f"batch_size {self.batch_size} is larger than MNIST, which has 60,000 images")
 
