@@ -156,9 +156,8 @@ def compare(options: argparse.Namespace) -> None:
     from loaderviz.emulator.hardware import Gpu, Host
 
     gpu, host = Gpu.preset(options.on), Host.preset(options.host)
-    out = writable(options.out)
-    if options.json:
-        writable(options.json)
+    for file in filter(None, (options.out, options.json)):
+        writable(file)
     sizes = options.batch_size or [experiment.LARGE_BATCH, experiment.SMALL_BATCH]
     numbers = options.steps, options.warmup, options.workers, options.depth
     settings = [experiment.Setting(size, *numbers) for size in sizes]
@@ -173,8 +172,8 @@ def compare(options: argparse.Namespace) -> None:
         print(text)
         if options.json:
             reports[setting.batch_size] = {name: report(run.timeline) for name, run in runs.items()}
-    export.to_html(sections, out, f"Ways to feed a GPU: MNIST on an emulated {gpu.name}")
-    print(f"The pictures are in {out}: open it in a browser.")
+    export.to_html(sections, options.out, f"Ways to feed a GPU: MNIST on an emulated {gpu.name}")
+    print(f"The pictures are in {options.out}: open it in a browser.")
     if options.json:
         write(options.json, json.dumps(reports, indent=1) + "\n")
         print(f"The numbers are in {options.json}.")

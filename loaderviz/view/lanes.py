@@ -92,8 +92,6 @@ def arrange(timeline: Timeline, operators: bool = False) -> tuple[list[Row], int
 def _busiest(timeline: Timeline, by_lane: list[Numbers], group: str) -> list[int]:
     """Return the lanes of a group that are drawn: those with spans; of many the loops', and the longest busy ones."""
     used = [n for n, lane in enumerate(timeline.lanes) if lane.group == group and len(by_lane[n])]
-    if len(used) <= LANES:
-        return used
     busy = np.bincount(timeline.lane, timeline.end - timeline.start, len(timeline.lanes))
     return sorted(used, key=lambda number: (timeline.lanes[number].role != "main", -busy[number]))[:LANES]
 
@@ -177,8 +175,6 @@ def _without_operators(timeline: Timeline, spans: Numbers, length: float) -> Num
     long = operators & (timeline.end[spans] - timeline.start[spans] >= length)
     shown: Numbers = spans[~operators]
     found = spans[long]
-    if not len(found):
-        return shown
     others = union(timeline.start[shown], timeline.end[shown])
     start, end = timeline.start[found], timeline.end[found]
     alone = found[covered_within(others, start, end) <= _COVERED * (end - start)]

@@ -275,10 +275,10 @@ def timeline_step(timeline: Timeline) -> int:
 
 def host_cause(timeline: Timeline, start: int, end: int) -> Span | None:
     """Return what the loop's thread does for longest between `start` and `end`; a wait is seen before its call."""
-    best, longest = None, 0
+
+    def shared(span: Span) -> int:
+        return min(end, span.end) - max(start, span.start)
+
     host = timeline.only(_evidence(timeline).loop)
-    for span in host.rows(Kind.WAIT, Kind.PIN, Kind.FETCH, Kind.OPERATOR, Kind.API):
-        shared = min(end, span.end) - max(start, span.start)
-        if shared > longest:
-            best, longest = span, shared
-    return best
+    best = max(host.rows(Kind.WAIT, Kind.PIN, Kind.FETCH, Kind.OPERATOR, Kind.API), key=shared, default=None)
+    return best if best and shared(best) > 0 else None

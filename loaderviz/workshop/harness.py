@@ -214,10 +214,8 @@ class BatchSource:
 
     def __init__(self, batches: Sequence[Batch], *, pinned: bool = True, buffers: int = 0) -> None:
         self._data, self._buffers = list(batches), buffers
-        if pinned:
-            self._ready = [(x.pin_memory(), y.pin_memory()) for x, y in self._data[: buffers or None]]
-        else:
-            self._ready = [(x.clone(), y.clone()) for x, y in self._data]
+        made = torch.Tensor.pin_memory if pinned else torch.clone
+        self._ready = [(made(x), made(y)) for x, y in self._data[: buffers or None]]
 
     def __len__(self) -> int:
         return len(self._data)
@@ -501,9 +499,15 @@ def feed(
     )
 
 
-def fed_twice(answer: Callable[..., Any], data: Data, setting: FeedConfig) -> tuple[LoaderRun, LoaderRun]:
-    """`feed` a loop that never waits, and then one that reads its loss in each step: its host cannot run ahead."""
-    return feed(answer, data, setting), feed(answer, data, replace(setting, reads=True))
+def fed_twice(answer: Callable[..., Any], data: Data, setting: FeedConfig) -> Iterator[LoaderRun]:
+    """`feed` a loop that reads its loss in each step, whose host cannot run ahead, and then one that never waits.
+
+    Raises `NotYet` unless what each gets is right.
+    """
+    for reads in (True, False):
+        run = feed(answer, data, replace(setting, reads=reads))
+        run.must_be_right()
+        yield run
 
 
 class CheckLoop:

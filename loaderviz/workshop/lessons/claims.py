@@ -8,7 +8,6 @@ import random
 import time
 import tomllib
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from loaderviz import words
 from loaderviz.emulator.hardware import RECEIVING, SENDING, Gpu, Host
 from loaderviz.metrics import summarize
 from loaderviz.recording import record
-from loaderviz.timeline import Timeline
+from loaderviz.timeline import Timeline, gathered
 from loaderviz.workshop.exercises import (
     ExerciseError,
     Note,
@@ -240,10 +239,7 @@ class Verdict:
 
     def _where(self) -> str:
         """Say on how many machines the claim is true, and, of several cases, in which."""
-        by_machine, by_case = defaultdict[str, list[bool]](list), defaultdict[str, list[bool]](list)
-        for (machine, case), held in self.holds.items():
-            by_machine[machine].append(held)
-            by_case[case].append(held)
+        by_machine, by_case = (gathered((where[part], held) for where, held in self.holds.items()) for part in (0, 1))
         machines = counted(len(by_machine), "machine")
         every, some = (sum(map(judge, by_machine.values())) for judge in (all, any))
         said = say("true-on", some=some, machines=machines)

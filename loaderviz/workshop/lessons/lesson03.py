@@ -82,9 +82,7 @@ def judged_again(score: Score, judge: Callable[[], Score]) -> Score:
 def go_on(answer: Callable[..., Any], chance: random.Random) -> Score:
     """Let the learner copy without a wait of the host; in a loop that never waits, and in one that reads its loss."""
     data = Data.random([harness.SAMPLES] * FEW, chance)
-    plain, reading = fed_twice(answer, data, FeedConfig())
-    for run in (plain, reading):
-        run.must_be_right()
+    for run in fed_twice(answer, data, FeedConfig()):
         copies, waits = list(run.timeline.rows(Kind.COPY_H2D)), {}
         run.must_be_pinned(copies, "R7")
         for copy in copies:
@@ -95,8 +93,8 @@ def go_on(answer: Callable[..., Any], chance: random.Random) -> Score:
             ran = diagnosis.stretch(run.timeline, wait.start, wait.end) + diagnosis.line_of(run.timeline, wait)
             rule = say("both-parts" if diagnosis.inside(run.timeline, wait) else "R25")
             raise run.not_yet(say("still-waits", part=part, batch=copy.batch, ran=ran), rule)
-    plain.must_not_drain(1)  # by a wait for what was copied, as .item() is; the one at the end is that of the check
-    return Score(say("went-on", few=FEW), plain.timeline)
+    run.must_not_drain(1)  # by a wait for what was copied, as .item() is; the one at the end is that of the check
+    return Score(say("went-on", few=FEW), run.timeline)
 
 
 # 3.b
@@ -116,15 +114,13 @@ def leave(answer: Callable[..., Any], chance: random.Random) -> Score:
             yield copied, labels.to("cuda", non_blocking=True)
 
     data = Data.random([harness.SAMPLES] * FEW, chance)
-    plain, reading = fed_twice(load, data, FeedConfig())
-    for run in (plain, reading):
+    for run in fed_twice(load, data, FeedConfig()):
         _must_be_in_side(run)
-    return Score(say("left", few=FEW), plain.timeline)
+    return Score(say("left", few=FEW), run.timeline)
 
 
 def _must_be_in_side(run: harness.LoaderRun) -> None:
-    """Raise `NotYet` for a wrong batch, a copy in the stream that computes, and one for which the host waits."""
-    run.must_be_right()
+    """Raise `NotYet` for a copy in the stream that computes, and one for which the host waits."""
     main = {kernel.lane for kernel in run.timeline.rows(Kind.COMPUTE)}
     for copy in diagnosis.copies(run.timeline):
         ran = diagnosis.stretch(run.timeline, copy.start, copy.end)
@@ -146,6 +142,7 @@ def by_hand(answer: Callable[..., Any], chance: random.Random) -> Score:
             yield answer(batch, side, main)
 
     run = feed(load, Data.random([harness.SAMPLES] * FEW, chance), FeedConfig())
+    run.must_be_right()
     _must_be_in_side(run)
     return Score(say("by-hand-done", few=FEW), run.timeline)
 
