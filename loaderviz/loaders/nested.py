@@ -62,10 +62,8 @@ def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> A
 
 def move(movable: Any, device: torch.device, non_blocking: bool) -> Any:
     """Return `movable.to(device)`, asynchronously if asked for and if its `to` takes `non_blocking`."""
-    if not non_blocking:
-        return movable.to(device)
     try:
-        return movable.to(device, non_blocking=True)
+        return movable.to(device, non_blocking=non_blocking)
     except TypeError as error:
         if "non_blocking" not in str(error):
             raise
