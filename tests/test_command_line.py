@@ -102,7 +102,7 @@ def test_the_warm_up_is_over_when_the_pictures_begin(on, host):
         ("--host toaster", "no host preset 'toaster'"),
         ("--batch-size 0", "batch_size must be at least 1, got 0"),
         ("--batch-size 70000", "larger than MNIST"),
-        ("--workers -1", "workers cannot be negative"),
+        ("--workers -1", "workers must be at least 0"),
         ("--depth 0", "depth must be at least 1"),
         ("--out no/page.html", "the folder no does not exist"),
     ],
