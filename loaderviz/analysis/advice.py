@@ -761,8 +761,8 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
     gain = facts.gain(time, "what the loop waits for workers, and takes from them", facts.device_floor())
     return Finding(
         "workers-cost-more",
-        f"the loop spends {duration(facts, time)} to take batches from {words.count(number, 'worker')}, and the fetch "
-        f"of a batch takes only {words.duration(fetch)}: sending it from one process to another costs more than that",
+        f"the loop spends {duration(facts, time)} to take batches from {words.count(number, 'worker')}, and would make "
+        f"one itself in {words.duration(fetch)}: what another process makes has to be sent, too",
         "loader = DataLoader(..., num_workers=0)  # or larger batches, whose samples are made at once"
         + (f"\n{_FEWER}" if facts.timeline.context.usage.get("tensors", 0) >= MANY_SENT else ""),
         gain,
