@@ -571,6 +571,7 @@ OTHERS = 0.5  # of what a fetch computes: what other threads of its worker take 
 CROWDED = 0.7  # of all cores
 MANY_TIMES = 2  # so many times the workers that are of use are too many
 GROWN = 32 * 2**20  # bytes, by which a worker's memory grew in all
+MANY_OF_ITS = 0.55  # quantile: close to half of a worker's batches are long, which is no chance
 SWAPPED = 64 * 1024  # bytes a batch
 TAKEN, MOSTLY = 0.2, 0.9  # of the time
 COLD = 0.5  # of a batch's bytes, which are decoded mostly
@@ -727,7 +728,7 @@ def uneven_workers(facts: Evidence) -> Finding | None:
     timeline, waits, by_lane = facts.timeline, facts.waiting(Cause.DATA), facts.timeline.by_lane()
     lasts = timeline.end - timeline.start
     fetched = {lane: by_lane[lane][facts.fetches[by_lane[lane]]] for lane in facts.lanes_of("worker")}
-    usual = {lane: float(np.median(lasts[spans])) for lane, spans in fetched.items() if len(spans)}
+    usual = {lane: float(np.quantile(lasts[spans], MANY_OF_ITS)) for lane, spans in fetched.items() if len(spans)}
     if len(usual) < 2 or not waits.any():
         return None
     hot = max(usual, key=lambda lane: usual[lane])
@@ -736,9 +737,9 @@ def uneven_workers(facts: Evidence) -> Finding | None:
         return None
     return Finding(
         "uneven-workers",
-        f"a batch takes {timeline.lanes[hot].name} {times:.1f} times as long as the others: they have to wait "
-        f"for it, since batches are taken in turn, and the loop waits {duration(facts, facts.length(waits))}"
-        f"{_at_line(facts)}",
+        f"many of its batches take {timeline.lanes[hot].name} {times:.1f} times as long as those of the others take: "
+        f"they have to wait for it, since batches are taken in turn, and the loop waits "
+        f"{duration(facts, facts.length(waits))}{_at_line(facts)}",
         "# let slow samples come to all workers in turn: shuffle, or another order; or DataLoader(..., in_order=False)",
         _without_waits(facts, waits),
         subject=_DATA,

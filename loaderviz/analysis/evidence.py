@@ -983,14 +983,14 @@ class Evidence:
 
     @cached_property
     def others_ready(self) -> Mask:
-        """The waits of the loop during which a batch is ready that it takes only after them, in its order."""
+        """The waits of the loop for half of which a batch is ready that it takes only after them, in its order."""
         timeline, fetched = self.timeline, np.flatnonzero(self.fetches & (self.timeline.batch >= 0))
         fetched = fetched[np.argsort(timeline.end[fetched], kind="stable")]
         used = np.full(int(timeline.batch.max(initial=0)) + 1, timeline.end.max(initial=0))
         rows = np.flatnonzero(self.loop & (timeline.batch >= 0) & ~timeline.where(Kind.RANGE))
         np.minimum.at(used, timeline.batch[rows], timeline.end[rows])
         latest = np.r_[self.start, np.maximum.accumulate(used[timeline.batch[fetched]])]
-        before = np.searchsorted(timeline.end[fetched], timeline.start, side="right")
+        before = np.searchsorted(timeline.end[fetched], (timeline.start + timeline.end) // 2, side="right")
         ready: Mask = self.waiting(Cause.DATA) & (latest[before] > timeline.end)
         return ready
 
