@@ -430,6 +430,19 @@ def every_other_batch_of_one_worker_is_far(repaired: bool = False, **_: Any) -> 
     train(batches, network(64), pinned=True)
 
 
+@case("dense-embedding", hosts=(*EMULATED, "cpu"))
+def bags_of_words(repaired: bool = False, **_: Any) -> None:
+    """A table has 400,000 words, a batch has 4,096 of them, and Adagrad walks them all."""
+    torch.sparse.check_sparse_tensor_invariants.disable()  # as is the default, of which torch warns
+    table = nn.EmbeddingBag(400_000, 32, sparse=repaired).to(case_device())
+    optimizer = torch.optim.Adagrad(table.parameters())
+    for _step in range(16):
+        words = torch.randint(400_000, (256, 16)).to(case_device())
+        optimizer.zero_grad()
+        table(words).square().mean().backward()
+        optimizer.step()
+
+
 @case("memory-grows", hosts=("workstation",))
 def keeps_its_outputs(repaired: bool = False, **_: Any) -> None:
     """A list keeps what the network gave for each batch, with its graph."""

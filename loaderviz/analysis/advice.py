@@ -561,17 +561,23 @@ QUEUED = 0.2  # of the fetches' time: so long do workers wait for one lock only 
 SLOW_BYTES = {Cause.READ: 100, Cause.COLLATE: 40}
 FAR_MORE, LITTLE = 10, 100_000  # times the bytes of a batch; so many bytes are read of files in next to no time
 DENSE = 0.3  # of the time
+DENSE_GRADIENTS = (
+    "aten::embedding_dense_backward",
+    "aten::_embedding_bag_dense_backward",
+    "aten::_embedding_bag_backward",
+)
+SPARSE_CALLS = {"SGD": 2, "Adagrad": 10, "Adam": 19}  # launches that a sparse step takes the host more, as fitted
 UNTRIED = 0.1  # of the time: what cannot be replayed in a loop that can is told from there on
 EVERY = 20  # steps: what is done between them more often than that could be done less often
 IN_LINE = 0.1  # of the time between the steps; a line that takes less of it is not named
 HOT = 2.0  # times as long as the other workers'
+MANY_OF_ITS = 0.55  # quantile: close to half of a worker's batches are long, which is no chance
 OFTEN_BEHIND = 0.2  # of the time: who keeps the loop waiting so long, and in most steps, is not behind now and then
 UNEVEN = 1.5  # times the median: batches of a loader that differ so
 OTHERS = 0.5  # of what a fetch computes: what other threads of its worker take besides is told
 CROWDED = 0.7  # of all cores
 MANY_TIMES = 2  # so many times the workers that are of use are too many
 GROWN = 32 * 2**20  # bytes, by which a worker's memory grew in all
-MANY_OF_ITS = 0.55  # quantile: close to half of a worker's batches are long, which is no chance
 SWAPPED = 64 * 1024  # bytes a batch
 TAKEN, MOSTLY = 0.2, 0.9  # of the time
 COLD = 0.5  # of a batch's bytes, which are decoded mostly
@@ -886,15 +892,17 @@ def dense_embedding(facts: Evidence) -> Finding | None:
     """The gradient of a large embedding is dense: backward pass and optimizer walk all rows, a batch touches a few."""
     timeline = facts.timeline
     host = timeline.in_lanes(lambda lane: lane.group == "host")
-    dense = host & timeline.named("aten::embedding_dense_backward".__eq__) & (facts.last > facts.first)
+    # the last of the gradients is a sparse one, if it is asked to be
+    known = DENSE_GRADIENTS[: -1 if "aten::_sparse_coo_tensor_with_dims_and_tensors" in timeline.names else None]
+    dense = host & timeline.named(known.__contains__) & (facts.last > facts.first)
     if not dense.any():
         return None
-    around = facts.covered(facts.loop & timeline.named(lambda name: bool(OPTIMIZER_STEP.match(name))))
-    around = either(around, facts.covered(dense))
-    time = intervals.length(around)
+    optimizing = facts.loop & timeline.named(OPTIMIZER_STEP.match)
+    around = either(facts.covered(optimizing), facts.covered(dense))
+    time, work = intervals.length(around), np.zeros(len(timeline), bool)
     if facts.here.any():
-        within = intervals.covers(around, facts.first)
-        time = facts.length(facts.mask(*KERNELS, Kind.MEMSET) & facts.launched(within))
+        work = facts.mask(*KERNELS, Kind.MEMSET) & facts.launched(intervals.covers(around, facts.first))
+        time = facts.length(work)
     if time < DENSE * facts.window:
         return None
     gain = facts.gain(time, "the optimizer and the gradient of the embedding", Floor(0, ""))
@@ -907,6 +915,11 @@ def dense_embedding(facts: Evidence) -> Finding | None:
         "torch.nn.Embedding(..., sparse=True)  # with SGD, Adagrad or SparseAdam, which touch the batch's rows alone",
         gain,
         subject=Subject((Kind.COMPUTE,)),
+        # a few rows take next to nothing of the GPU
+        removal=facts.removal(
+            calls=facts.calls(work),
+            longer=facts.launch_time * SPARSE_CALLS.get(_optimizer(facts, optimizing), SPARSE_CALLS["Adam"]),
+        ),
     )
 
 
@@ -1416,12 +1429,16 @@ def _singly(facts: Evidence, optimizing: Mask) -> tuple[Ints, int]:
     return rows[single & np.isin(lines, [most, *among])], most
 
 
+def _optimizer(facts: Evidence, steps: Mask) -> str:
+    """The class of the optimizer that makes most of these steps, such as "Adam"; "" if there are none."""
+    return "".join(names_of(facts, steps)[:1]).partition("#")[2].partition(".")[0]
+
+
 def _at_once(facts: Evidence, mine: Ints, line: int, optimizing: Mask) -> str:
     """Return the call that does to all tensors what these operators do to one."""
     timeline = facts.timeline
     if line == OPTIMIZER:
-        steps_of = Counter(timeline.names[name] for name in timeline.name[optimizing].tolist()).most_common(1)[0][0]
-        name = steps_of.partition("#")[2].partition(".")[0]
+        name = _optimizer(facts, optimizing)
         return (FOREACH if name in TAKES_FOREACH else NO_FOREACH).format(name=name)
     called = Counter(timeline.names[name] for name in timeline.name[mine].tolist())
     first, *others = dict.fromkeys(name for each, _ in called.most_common() for name in ONE_BY_ONE[each].split())

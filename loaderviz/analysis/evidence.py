@@ -125,7 +125,7 @@ class Removal:
     `even`: each batch takes as long to fetch as all do on average, `any_order`: as `Evidence.as_ready` says.
     `shrink`: the share of a batch's bytes that is left, `fetch`: of the time of its fetch, `waits`: of what that waits.
     `pinned`: what is copied lies in pinned memory then. `joined`: so many tensors of a batch are copied at once.
-    `graphs`: what is left of a step is a CUDA graph.
+    `graphs`: what is left of a step is a CUDA graph. `longer`: what the host does in place of it, a step [ns].
     """
 
     when: Intervals
@@ -138,6 +138,7 @@ class Removal:
     fetch: float = 1.0
     waits: float = 1.0
     pinned: bool = False
+    longer: int = 0
 
 
 class OtherWork(NamedTuple):
