@@ -679,8 +679,7 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
         cause, line, share = facts.fetch_place
         mostly = f",\n# most of which is {cause.words} in {line}" if line and share >= MOST_OF_IT else ""
         change = REMEDIES[remedy].format(number=number, pin=_pin(facts), mostly=mostly)
-    time = duration(facts, intervals.length(starved))
-    idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
+    idle = f", and the GPU is idle for {duration(facts, intervals.length(starved))} of it" if facts.here.any() else ""
     removal = facts.removal(any_order=True) if remedy == "any-order" else None
     if remedy == "lock" and facts.queued:  # one worker alone waits for nobody: what it would gain was not replayed
         removal = facts.removal(waits=facts.unlocked)
@@ -700,7 +699,6 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
 
 _MAP_IT = "# map the file: numpy.load(path, mmap_mode='r'); or read only what the sample needs, such as with seek()"
 _STACK_IT = "# make tensors in __getitem__, and stack them at once: torch.stack, pad_sequence, or numpy on all samples"
-_COLLATES = "joining samples", "that is Python's work on each sample"
 
 
 def slow_line(facts: Evidence) -> Finding | None:
@@ -712,11 +710,16 @@ def slow_line(facts: Evidence) -> Finding | None:
     read = facts.timeline.context.usage.get("read", 0) if reads else 0
     if read < FAR_MORE * max(size, LITTLE) if read else facts.fetch.computes < SLOW_BYTES[cause] * size:
         return None
-    what = "what this line takes of the fetches that the loop waits for"
-    gain = facts.bound(late, what, host=facts.getting, supply=False)
+    gain = facts.bound(
+        late, "what this line takes of the fetches that the loop waits for", host=facts.getting, supply=False
+    )
     each = words.duration(share * facts.fetch.takes)
     files = f"{words.size(read)} of files" if read else "files"
-    what, why = (f"reading {files}", "so few bytes are read far sooner") if reads else _COLLATES
+    what, why = (
+        (f"reading {files}", "so few bytes are read far sooner")
+        if reads
+        else ("joining samples", "that is Python's work on each sample")
+    )
     return Finding(
         "reads-too-much" if reads else "collate-in-python",
         f"{line or 'The data set'}: {what} takes {each} for a batch of {words.size(size)}: {why} ({words.share(share)} "
@@ -1176,13 +1179,11 @@ def between_epochs(facts: Evidence) -> Finding | None:
     often = EVERY * count >= steps > 0  # it need not be done so often: then its kernels are saved, too
     longest = breaks[np.argmax(breaks[:, 1] - breaks[:, 0])].tolist()
     lines, seen, idle, less = lines_of(facts, breaks), facts.seen_lines(breaks), "", ""
-    if seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
+    if not facts.here.any() or (seen and seen[0][1] > MOST_OF_IT * time):  # the line before hides one without torch
         lines = seen
     if facts.here.any():
         idle = f", in which no kernel runs for {words.duration(time - work)}"
         less = f", less {words.duration(work)} in which kernels run, which only doing it less often saves, too"
-    else:
-        lines = seen
     told = ", ".join(f"at {line} for {words.duration(ns)}" for line, ns in lines[:3] if ns >= IN_LINE * time)
     gain, loads = time if often else time - work, ""
     rows = np.flatnonzero(facts.timeline.where(Kind.FETCH) & in_loop(facts.timeline, facts.device))
@@ -1261,8 +1262,7 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
     line, looks = lines[0]
     drawing = facts.length(facts.loop & facts.handing_out) - intervals.length(facts.taking)
     other = facts.summary.breakdown.get("idle: other", 0) + drawing
-    other = min(other, round((facts.summary.step or window) * facts.steps))
-    other = round(other * (1 - facts.hindered))
+    other = round(min(other, (facts.summary.step or window) * facts.steps) * (1 - facts.hindered))
     time = min(other, looks)
     if time < IN_LINE * window:
         return None
@@ -2004,7 +2004,7 @@ def _tried(facts: Evidence, found: Sequence[Finding]) -> list[Finding]:
     kept = {each.kind for each in tried}  # an epoch ends with its slowest batch in any order
     slow = (_cheaper(each) for each in found if each.remedy == "any-order" and each.kind not in kept)
     tried += filter(None, map(trials.tried, slow))
-    if trials.possible:
+    if not trials.why_not:
         tried = [
             each
             for each in tried
@@ -2045,8 +2045,8 @@ def _order(facts: Evidence, found: list[Finding], waits_hinder: bool) -> None:
             found.insert(0, first)
 
 
-_Test = Callable[[Finding], bool]
-_Rule = tuple[_Test, _Test, bool]  # which finding is later than which, and whether it must be
+# Which finding is later than which, and whether it must be
+_Rule = tuple[Callable[[Finding], bool], Callable[[Finding], bool], bool]
 _SOONER: tuple[_Rule, ...] = (
     (lambda one: one.kind != "late-rank", lambda one: one.kind == "late-rank", False),
     (lambda one: one.kind == "resident", lambda one: one.kind not in (*LARGE, *AS_LARGE), False),
