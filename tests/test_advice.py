@@ -1716,8 +1716,8 @@ def test_workers_whose_batches_are_dearer_to_send_than_to_make_are_told(tensors,
     found = {finding.kind: finding for finding in lv.advise(before)}
     assert ("workers-cost-more" in found) == costs_more
     if costs_more:
-        kept(found["workers-cost-more"], before, after)
-        assert found["workers-cost-more"].parameters == {"workers": 0}
+        kept(finding := found["workers-cost-more"], before, after)
+        assert finding.parameters == {"workers": 0} and "and would make one itself in" in finding.evidence
 
 
 def test_what_another_loader_fetches_in_the_loop_is_no_price_of_workers():

@@ -22,6 +22,8 @@ from benchmarks.loops import own, strangers
         slow(own, "short_epochs", "workstation"),  # the start of workers is no other work
         slow(own, "far_away_two_workers", "workstation"),
         slow(own, "features_in_columns", "laptop"),  # whose sending is in the time of a fetch
+        slow(own, "every_other_batch_of_one_worker_is_far", "workstation"),  # by the mean: its median is of the others
+        (own, "bags_of_words", "workstation"),  # less what a sparse optimizer launches besides
         slow(strangers, "norm_of_each_layer", "workstation"),  # with the norm, which stands in the same line
         (strangers, "bytes_sent_as_floats", "laptop"),  # pinned before the loop
         slow(strangers, "right_of_each_class", "laptop"),  # whose line launches most kernels of a step

@@ -417,6 +417,32 @@ def never_read_before(repaired: bool = False, workers: int = 0, **options: Any) 
         train(loaded(data, 2, workers, **options), nn.Sequential(nn.AvgPool1d(4096), nn.Linear(1024, 10)))
 
 
+@case("uneven-workers", hosts=EMULATED)
+def every_other_batch_of_one_worker_is_far(repaired: bool = False, **_: Any) -> None:
+    """Two workers make one batch ahead each, and every fourth batch is far away: one of them gets them all."""
+
+    def fetch(index: int) -> Any:
+        time.sleep(0.004 if index // 16 % 4 == 0 else 0.0004)
+        return torch.full((64,), index / 960)
+
+    data = Samples(fetch, 960)
+    batches = DataLoader(data, 16, num_workers=2, prefetch_factor=1, pin_memory=True, shuffle=repaired)
+    train(batches, network(64), pinned=True)
+
+
+@case("dense-embedding", hosts=(*EMULATED, "cpu"))
+def bags_of_words(repaired: bool = False, **_: Any) -> None:
+    """A table has 400,000 words, a batch has 4,096 of them, and Adagrad walks them all."""
+    torch.sparse.check_sparse_tensor_invariants.disable()  # as is the default, of which torch warns
+    table = nn.EmbeddingBag(400_000, 32, sparse=repaired).to(case_device())
+    optimizer = torch.optim.Adagrad(table.parameters())
+    for _step in range(16):
+        words = torch.randint(400_000, (256, 16)).to(case_device())
+        optimizer.zero_grad()
+        table(words).square().mean().backward()
+        optimizer.step()
+
+
 @case("memory-grows", hosts=("workstation",))
 def keeps_its_outputs(repaired: bool = False, **_: Any) -> None:
     """A list keeps what the network gave for each batch, with its graph."""

@@ -561,10 +561,17 @@ QUEUED = 0.2  # of the fetches' time: so long do workers wait for one lock only 
 SLOW_BYTES = {Cause.READ: 100, Cause.COLLATE: 40}
 FAR_MORE, LITTLE = 10, 100_000  # times the bytes of a batch; so many bytes are read of files in next to no time
 DENSE = 0.3  # of the time
+DENSE_GRADIENTS = (
+    "aten::embedding_dense_backward",
+    "aten::_embedding_bag_dense_backward",
+    "aten::_embedding_bag_backward",
+)
+SPARSE_CALLS = {"SGD": 2, "Adagrad": 10, "Adam": 19}  # launches that a sparse step takes the host more, as fitted
 UNTRIED = 0.1  # of the time: what cannot be replayed in a loop that can is told from there on
 EVERY = 20  # steps: what is done between them more often than that could be done less often
 IN_LINE = 0.1  # of the time between the steps; a line that takes less of it is not named
 HOT = 2.0  # times as long as the other workers'
+MANY_OF_ITS = 0.55  # quantile: close to half of a worker's batches are long, which is no chance
 OFTEN_BEHIND = 0.2  # of the time: who keeps the loop waiting so long, and in most steps, is not behind now and then
 UNEVEN = 1.5  # times the median: batches of a loader that differ so
 OTHERS = 0.5  # of what a fetch computes: what other threads of its worker take besides is told
@@ -676,8 +683,7 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
         cause, line, share = facts.fetch_place
         mostly = f",\n# most of which is {cause.words} in {line}" if line and share >= MOST_OF_IT else ""
         change = REMEDIES[remedy].format(number=number, pin=_pin(facts), mostly=mostly)
-    time = duration(facts, intervals.length(starved))
-    idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
+    idle = f", and the GPU is idle for {duration(facts, intervals.length(starved))} of it" if facts.here.any() else ""
     removal = facts.removal(any_order=True) if remedy == "any-order" else None
     if remedy == "lock" and facts.queued:  # one worker alone waits for nobody: what it would gain was not replayed
         removal = facts.removal(waits=facts.unlocked)
@@ -697,7 +703,6 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
 
 _MAP_IT = "# map the file: numpy.load(path, mmap_mode='r'); or read only what the sample needs, such as with seek()"
 _STACK_IT = "# make tensors in __getitem__, and stack them at once: torch.stack, pad_sequence, or numpy on all samples"
-_COLLATES = "joining samples", "that is Python's work on each sample"
 
 
 def slow_line(facts: Evidence) -> Finding | None:
@@ -709,11 +714,16 @@ def slow_line(facts: Evidence) -> Finding | None:
     read = facts.timeline.context.usage.get("read", 0) if reads else 0
     if read < FAR_MORE * max(size, LITTLE) if read else facts.fetch.computes < SLOW_BYTES[cause] * size:
         return None
-    what = "what this line takes of the fetches that the loop waits for"
-    gain = facts.bound(late, what, host=facts.getting, supply=False)
+    gain = facts.bound(
+        late, "what this line takes of the fetches that the loop waits for", host=facts.getting, supply=False
+    )
     each = words.duration(share * facts.fetch.takes)
     files = f"{words.size(read)} of files" if read else "files"
-    what, why = (f"reading {files}", "so few bytes are read far sooner") if reads else _COLLATES
+    what, why = (
+        (f"reading {files}", "so few bytes are read far sooner")
+        if reads
+        else ("joining samples", "that is Python's work on each sample")
+    )
     return Finding(
         "reads-too-much" if reads else "collate-in-python",
         f"{line or 'The data set'}: {what} takes {each} for a batch of {words.size(size)}: {why} ({words.share(share)} "
@@ -731,7 +741,7 @@ def uneven_workers(facts: Evidence) -> Finding | None:
     timeline, waits, by_lane = facts.timeline, facts.waiting(Cause.DATA), facts.timeline.by_lane()
     lasts = timeline.end - timeline.start
     fetched = {lane: by_lane[lane][facts.fetches[by_lane[lane]]] for lane in facts.lanes_of("worker")}
-    usual = {lane: float(np.median(lasts[spans])) for lane, spans in fetched.items() if len(spans)}
+    usual = {lane: float(np.quantile(lasts[spans], MANY_OF_ITS)) for lane, spans in fetched.items() if len(spans)}
     if len(usual) < 2 or not waits.any():
         return None
     hot = max(usual, key=lambda lane: usual[lane])
@@ -740,9 +750,9 @@ def uneven_workers(facts: Evidence) -> Finding | None:
         return None
     return Finding(
         "uneven-workers",
-        f"a batch takes {timeline.lanes[hot].name} {times:.1f} times as long as the others: they have to wait "
-        f"for it, since batches are taken in turn, and the loop waits {duration(facts, facts.length(waits))}"
-        f"{_at_line(facts)}",
+        f"many of its batches take {timeline.lanes[hot].name} {times:.1f} times as long as those of the others take: "
+        f"they have to wait for it, since batches are taken in turn, and the loop waits "
+        f"{duration(facts, facts.length(waits))}{_at_line(facts)}",
         "# let slow samples come to all workers in turn: shuffle, or another order; or DataLoader(..., in_order=False)",
         _without_waits(facts, waits),
         subject=_DATA,
@@ -765,8 +775,8 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
     gain = facts.gain(time, "what the loop waits for workers, and takes from them", facts.device_floor())
     return Finding(
         "workers-cost-more",
-        f"the loop spends {duration(facts, time)} to take batches from {words.count(number, 'worker')}, and the fetch "
-        f"of a batch takes only {words.duration(fetch)}: sending it from one process to another costs more than that",
+        f"the loop spends {duration(facts, time)} to take batches from {words.count(number, 'worker')}, and would make "
+        f"one itself in {words.duration(fetch)}: what another process makes has to be sent, too",
         "loader = DataLoader(..., num_workers=0)  # or larger batches, whose samples are made at once"
         + (f"\n{_FEWER}" if facts.timeline.context.usage.get("tensors", 0) >= MANY_SENT else ""),
         gain,
@@ -889,15 +899,17 @@ def dense_embedding(facts: Evidence) -> Finding | None:
     """The gradient of a large embedding is dense: backward pass and optimizer walk all rows, a batch touches a few."""
     timeline = facts.timeline
     host = timeline.in_lanes(lambda lane: lane.group == "host")
-    dense = host & timeline.named("aten::embedding_dense_backward".__eq__) & (facts.last > facts.first)
+    # the last of the gradients is a sparse one, if it is asked to be
+    known = DENSE_GRADIENTS[: -1 if "aten::_sparse_coo_tensor_with_dims_and_tensors" in timeline.names else None]
+    dense = host & timeline.named(known.__contains__) & (facts.last > facts.first)
     if not dense.any():
         return None
-    around = facts.covered(facts.loop & timeline.named(lambda name: bool(OPTIMIZER_STEP.match(name))))
-    around = either(around, facts.covered(dense))
-    time = intervals.length(around)
+    optimizing = facts.loop & timeline.named(OPTIMIZER_STEP.match)
+    around = either(facts.covered(optimizing), facts.covered(dense))
+    time, work = intervals.length(around), np.zeros(len(timeline), bool)
     if facts.here.any():
-        within = intervals.covers(around, facts.first)
-        time = facts.length(facts.mask(*KERNELS, Kind.MEMSET) & facts.launched(within))
+        work = facts.mask(*KERNELS, Kind.MEMSET) & facts.launched(intervals.covers(around, facts.first))
+        time = facts.length(work)
     if time < DENSE * facts.window:
         return None
     gain = facts.gain(time, "the optimizer and the gradient of the embedding", Floor(0, ""))
@@ -910,6 +922,11 @@ def dense_embedding(facts: Evidence) -> Finding | None:
         "torch.nn.Embedding(..., sparse=True)  # with SGD, Adagrad or SparseAdam, which touch the batch's rows alone",
         gain,
         subject=Subject((Kind.COMPUTE,)),
+        # a few rows take next to nothing of the GPU
+        removal=facts.removal(
+            calls=facts.calls(work),
+            longer=facts.launch_time * SPARSE_CALLS.get(_optimizer(facts, optimizing), SPARSE_CALLS["Adam"]),
+        ),
     )
 
 
@@ -1166,13 +1183,11 @@ def between_epochs(facts: Evidence) -> Finding | None:
     often = EVERY * count >= steps > 0  # it need not be done so often: then its kernels are saved, too
     longest = breaks[np.argmax(breaks[:, 1] - breaks[:, 0])].tolist()
     lines, seen, idle, less = lines_of(facts, breaks), facts.seen_lines(breaks), "", ""
-    if seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
+    if not facts.here.any() or (seen and seen[0][1] > MOST_OF_IT * time):  # the line before hides one without torch
         lines = seen
     if facts.here.any():
         idle = f", in which no kernel runs for {words.duration(time - work)}"
         less = f", less {words.duration(work)} in which kernels run, which only doing it less often saves, too"
-    else:
-        lines = seen
     told = ", ".join(f"at {line} for {words.duration(ns)}" for line, ns in lines[:3] if ns >= IN_LINE * time)
     gain, loads = time if often else time - work, ""
     rows = np.flatnonzero(facts.timeline.where(Kind.FETCH) & in_loop(facts.timeline, facts.device))
@@ -1251,8 +1266,7 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
     line, looks = lines[0]
     drawing = facts.length(facts.loop & facts.handing_out) - intervals.length(facts.taking)
     other = facts.summary.breakdown.get("idle: other", 0) + drawing
-    other = min(other, round((facts.summary.step or window) * facts.steps))
-    other = round(other * (1 - facts.hindered))
+    other = round(min(other, (facts.summary.step or window) * facts.steps) * (1 - facts.hindered))
     time = min(other, looks)
     if time < IN_LINE * window:
         return None
@@ -1419,12 +1433,16 @@ def _singly(facts: Evidence, optimizing: Mask) -> tuple[Ints, int]:
     return rows[single & np.isin(lines, [most, *among])], most
 
 
+def _optimizer(facts: Evidence, steps: Mask) -> str:
+    """The class of the optimizer that makes most of these steps, such as "Adam"; "" if there are none."""
+    return "".join(names_of(facts, steps)[:1]).partition("#")[2].partition(".")[0]
+
+
 def _at_once(facts: Evidence, mine: Ints, line: int, optimizing: Mask) -> str:
     """Return the call that does to all tensors what these operators do to one."""
     timeline = facts.timeline
     if line == OPTIMIZER:
-        steps_of = Counter(timeline.names[name] for name in timeline.name[optimizing].tolist()).most_common(1)[0][0]
-        name = steps_of.partition("#")[2].partition(".")[0]
+        name = _optimizer(facts, optimizing)
         return (FOREACH if name in TAKES_FOREACH else NO_FOREACH).format(name=name)
     called = Counter(timeline.names[name] for name in timeline.name[mine].tolist())
     first, *others = dict.fromkeys(name for each, _ in called.most_common() for name in ONE_BY_ONE[each].split())
@@ -1996,7 +2014,7 @@ def _tried(facts: Evidence, found: Sequence[Finding]) -> list[Finding]:
     kept = {each.kind for each in tried}  # an epoch ends with its slowest batch in any order
     slow = (_cheaper(each) for each in found if each.remedy == "any-order" and each.kind not in kept)
     tried += filter(None, map(trials.tried, slow))
-    if trials.possible:
+    if not trials.why_not:
         tried = [
             each
             for each in tried
@@ -2037,8 +2055,8 @@ def _order(facts: Evidence, found: list[Finding], waits_hinder: bool) -> None:
             found.insert(0, first)
 
 
-_Test = Callable[[Finding], bool]
-_Rule = tuple[_Test, _Test, bool]  # which finding is later than which, and whether it must be
+# Which finding is later than which, and whether it must be
+_Rule = tuple[Callable[[Finding], bool], Callable[[Finding], bool], bool]
 _SOONER: tuple[_Rule, ...] = (
     (lambda one: one.kind != "late-rank", lambda one: one.kind == "late-rank", False),
     (lambda one: one.kind == "resident", lambda one: one.kind not in (*LARGE, *AS_LARGE), False),

@@ -124,7 +124,7 @@ class Removal:
     `even`: each batch takes as long to fetch as all do on average, `any_order`: as `Evidence.as_ready` says.
     `shrink`: the share of a batch's bytes that is left, `fetch`: of the time of its fetch, `waits`: of what that waits.
     `pinned`: what is copied lies in pinned memory then. `joined`: so many tensors of a batch are copied at once.
-    `graphs`: what is left of a step is a CUDA graph.
+    `graphs`: what is left of a step is a CUDA graph. `longer`: what the host does in place of it, a step [ns].
     """
 
     when: Intervals
@@ -137,6 +137,7 @@ class Removal:
     fetch: float = 1.0
     waits: float = 1.0
     pinned: bool = False
+    longer: int = 0
 
 
 class OtherWork(NamedTuple):
@@ -982,14 +983,14 @@ class Evidence:
 
     @cached_property
     def others_ready(self) -> Mask:
-        """The waits of the loop during which a batch is ready that it takes only after them, in its order."""
+        """The waits of the loop for half of which a batch is ready that it takes only after them, in its order."""
         timeline, fetched = self.timeline, np.flatnonzero(self.fetches & (self.timeline.batch >= 0))
         fetched = fetched[np.argsort(timeline.end[fetched], kind="stable")]
         used = np.full(int(timeline.batch.max(initial=0)) + 1, timeline.end.max(initial=0))
         rows = np.flatnonzero(self.loop & (timeline.batch >= 0) & ~timeline.where(Kind.RANGE))
         np.minimum.at(used, timeline.batch[rows], timeline.end[rows])
         latest = np.r_[self.start, np.maximum.accumulate(used[timeline.batch[fetched]])]
-        before = np.searchsorted(timeline.end[fetched], timeline.start, side="right")
+        before = np.searchsorted(timeline.end[fetched], (timeline.start + timeline.end) // 2, side="right")
         ready: Mask = self.waiting(Cause.DATA) & (latest[before] > timeline.end)
         return ready
 

@@ -38,11 +38,6 @@ class Trials:
         self._real = facts.timeline.context.origin != "emulated"
         self._refused = ""  # why the last one was not replayed
 
-    @property
-    def possible(self) -> bool:
-        """Whether the loop is one that can be replayed, in a reasonable time."""
-        return not self.why_not
-
     @cached_property
     def why_not(self) -> str:
         """Why the loop cannot be replayed, or would take too long; "" where it can."""
@@ -98,9 +93,8 @@ class Trials:
         most = min(saved * (1 + BAND), max(saved, now - kernels))
         close = saved * (1 + BAND) if removal else saved + 1  # what a line takes is known less than what a setting does
         if close >= (gain.per_step or 0):  # what the bound has not counted
-            what = f"{words.share(BAND)} more than a replay gains"
-            if most < saved * (1 + BAND):
-                what = "the step without its kernels"
+            is_all = most < saved * (1 + BAND)
+            what = "the step without its kernels" if is_all else f"{words.share(BAND)} more than a replay gains"
             basis = f"at most {words.duration(most)} a step, which is {what}"
             gain = replace(gain, ns=round(most / now * self.facts.window), share=most / now, per_step=most, basis=basis)
         return replace(finding, expected_gain=replace(gain, predicted=saved), predicted=predicted)
@@ -109,11 +103,11 @@ class Trials:
         """Return a step before and after the change [ns], and the timeline after it."""
         now, per_step, removal = self.facts.summary.step, finding.expected_gain.per_step, finding.removal
         if finding.kind == "restarts-workers" and now and per_step:  # what it takes is what it gains
-            return now, now - per_step, self._replayed if self.facts.summary.busy and self.possible else None
+            return now, now - per_step, self._replayed if self.facts.summary.busy and not self.why_not else None
         sends = finding.kind == "workers-cost-more" and self._real  # what that costs, no replay knows of a real host
         if sends or not self.facts.summary.busy:
             return now, self._on_cpu(finding.parameters, removal), None
-        if not self.possible:
+        if self.why_not:
             return None, None, None
         if finding.kind == "allocates-in-loop" and now and self.unchanged:  # no replay allocates
             return now, max(self.unchanged, now - (per_step or 0.0)), self._without(None)

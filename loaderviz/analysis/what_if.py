@@ -179,7 +179,7 @@ class LoopModel:
             facts.covered(facts.fetching & self.pins_itself), edges[:-1], np.maximum(edges[1:], edges[:-1])
         )
         steps = []
-        for index, (pinned, calls) in enumerate(zip(pins.tolist(), self._calls(edges), strict=True)):
+        for index, (pinned, (calls, after)) in enumerate(zip(pins.tolist(), self._calls(edges), strict=True)):
             batch = int(timeline.batch[spans[index]])
             marked = BATCH_RANGE.match(timeline.names[timeline.name[spans[index]]])
             samples = int((marked and marked["samples"]) or 0)
@@ -188,7 +188,8 @@ class LoopModel:
                     samples,
                     self._tensors.get(batch) or usual,
                     *self.fetched.get(batch, usual_fetch),
-                    *calls,
+                    calls,
+                    after + self._removal.longer,
                     pinned,
                 )
             )

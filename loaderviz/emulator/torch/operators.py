@@ -537,10 +537,13 @@ class Operators(TorchDispatchMode):
         session, runtime, tracking = self.session, self.session.runtime, self.session.tracking
         if operator.base != "_local_scalar_dense":
             changed = operator.written(args, kwargs) if operator.writes else NOTHING
-            base = operator.base
-            if session.irregular and not all(map(_is_regular, (*_collected(args, kwargs), *outputs))):
+            base, touched = operator.base, (tensors, outputs)
+            if session.irregular and not all(map(_is_regular, (*(given := _collected(args, kwargs)), *outputs))):
                 base = IRREGULAR
-            durations, share, traffic = self._costs.of(operator, args, tensors, outputs, changed, base)
+                rows = [part for each in given if each.layout in SPARSE for part in parts_of(each)]
+                if rows and (changed or operator.base == "sparse_mask"):  # of a dense tensor no other rows are touched
+                    touched = rows, rows
+            durations, share, traffic = self._costs.of(operator, args, *touched, changed, base)
             session.plain = session.plain and self._costs.plain
             command = runtime.launch(durations[0], session.stream, operator.base, share, traffic)
             for beside in durations[1:]:
