@@ -16,7 +16,7 @@ import numpy as np
 
 from loaderviz import intervals
 from loaderviz.analysis.ranks import CAUSES, RankTable, Times, since_when, table_of
-from loaderviz.metrics import Loop, begin_of, choose_device, device_of, lateness, window_of
+from loaderviz.metrics import Loop, choose_device, device_of, lateness, messages_of, window_of
 from loaderviz.timeline import ABSENT, Context, Ints, Kind, Message, Timeline, TimelineBuilder
 from loaderviz.traces import TraceError, absent, attempted, check_executor, clocks, made_of, read, told_of, tried
 from loaderviz.traces.places import found
@@ -34,8 +34,8 @@ class RankNumbers:
 
     `did` is for how long it did what a `RankRow` says, in its `window`. Of each collective there are the name and the
     message. `moments` are its own begin, that of its window, and when each of its `n` collectives came and ended; by
-    then it had `done` so much of each of `CAUSES`, of shape `(2 + 2n, 4)`. `steps` are when its steps begin; its window
-    holds `count` of them. `world` is how many ranks the run has, None if its file does not tell.
+    then it had `done` so much of each of `CAUSES`, of shape `(2 + 2n, 4)`. `steps` are those that launched them; its
+    window holds `count`. `world` is how many ranks the run has, None if its file does not tell.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class RankNumbers:
     def earlier(self, time: int) -> RankNumbers:
         """Return them by a clock that is so many ns behind."""
         start, end = (edge - time for edge in self.window)
-        return replace(self, window=(start, end), moments=self.moments - time, steps=self.steps - time)
+        return replace(self, window=(start, end), moments=self.moments - time)
 
 
 def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = None) -> RankTable:
@@ -106,7 +106,6 @@ def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
     mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == device) & (timeline.end > timeline.start)
     rows = np.flatnonzero(mine)
     times = Times(timeline, start, end)
-    told = {message.correlation: message for message in timeline.context.messages}
     whole = Times(timeline, *window_of(timeline, None))
     begin = whole.begin(device) if len(rows) else timeline.begin
     moments = np.r_[begin, start, timeline.start[rows], timeline.end[rows]]
@@ -122,9 +121,9 @@ def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
         tuple(timeline.names[name] for name in timeline.name[rows].tolist()),
         moments + zero,
         np.stack([intervals.covered_before(part, moments) for part in whole.parted(device)], axis=1),
-        begin_of(timeline, device, loop.spans) + zero if len(loop.spans) else rows[:0],
+        timeline.batch[rows],
         loop.count(start, end),
-        tuple(told.get(correlation) for correlation in timeline.correlation[rows].tolist()),
+        tuple(messages_of(timeline, rows)),
         raw.world,
     )
 
@@ -143,27 +142,23 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     messages = list[Message]()
     for number, (each, name) in enumerate(zip(every, names, strict=True)):
         zeros.append(first if together else each.window[0])
-        name = name or f"file {number}"
-        main = builder.lane(f"{name} main", "host", "main", device=number)
-        stream = builder.lane(f"{name} collectives", "device", number=number, device=number)
-        for step, start in enumerate((each.steps - zeros[-1]).tolist(), 1):
-            builder.span(start, start, main, Kind.RANGE, f"ProfilerStep#{step}", batch=step)
-        times = np.split(each.moments[2:] - zeros[-1], 2)
-        for came, ended, what, message in zip(*map(np.ndarray.tolist, times), each.names, each.messages, strict=True):
+        lane = builder.lane(f"{name or f'file {number}'} collectives", "device", number=number, device=number)
+        numbers = (*np.split(each.moments[2:] - zeros[-1], 2), each.steps)
+        for came, ended, step, what, message in zip(
+            *map(np.ndarray.tolist, numbers), each.names, each.messages, strict=True
+        ):
             correlation = -1 if message is None else len(messages)
             messages += [message._replace(correlation=correlation)] if message else []
-            builder.span(came, ended, stream, Kind.COMMUNICATION, what, correlation=correlation)
+            builder.span(came, ended, lane, Kind.COMMUNICATION, what, batch=step, correlation=correlation)
     builder.context = replace(builder.context, messages=tuple(messages))
     busiest = max(range(len(every)), key=lambda at: sum(every[at].did[:2]))
     start, end = (edge - zeros[busiest] for edge in every[busiest].window)
     timeline = builder.build()
     for number, each in enumerate(every):
         mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == number)
-        computed = np.split(each.done[2:, 0], 2)
-        timeline.results.setdefault("beside", np.zeros((2, len(timeline)), np.int64))[:, mine] = (
-            computed[1] - computed[0]
-        )
-    late = replace(lateness(timeline, (start, end), busiest), steps=every[busiest].count)
+        idle = timeline.results.setdefault("unoccupied", np.zeros((2, len(timeline)), np.int64))
+        idle[:, mine] = np.split((each.moments - each.done[:, 0])[2:], 2)
+    late = lateness(timeline, (start, end), every[busiest].count)
     spent = np.zeros((len(late.parts), len(CAUSES)), np.int64)
     for number, each in enumerate(every):
         mine = late.device == number

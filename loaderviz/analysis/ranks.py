@@ -25,6 +25,7 @@ from loaderviz.metrics import (
     devices_of,
     lateness,
     loop_lanes,
+    messages_of,
     once,
     rank_of,
     summarize,
@@ -381,11 +382,11 @@ def table_of(
 
 def collectives_of(timeline: Timeline, found: Lateness) -> tuple[Collective, ...]:
     """Return the collectives of a window in order of start. What its ranks tell of one differently is not known."""
-    told, moved = {message.correlation: message for message in timeline.context.messages}, list[Collective]()
+    told, moved = messages_of(timeline, found.parts), list[Collective]()
     for places in grouped(found.group, int(found.group.max(initial=-1)) + 1):
         rows = found.parts[places]
         came, ended = timeline.start[rows], timeline.end[rows]
-        messages = [told[each] for each in timeline.correlation[rows].tolist() if each in told]
+        messages = [message for place in places.tolist() if (message := told[place])]
         agreed = dict[str, Any]()
         for name in Message._fields[1:]:
             values = {getattr(each, name) for each in messages}
@@ -410,11 +411,13 @@ def since_when(begin: int, came: Ints, ended: Ints) -> list[Ints]:
     """Return from when on each of `CAUSES` counts before a collective that a rank came to [ns].
 
     That is the end of the collective before, which all ranks have in common. Kernels count from when the rank came to
-    that one: what those who wait in it compute meanwhile, the late one computes after it.
+    that one: what those who wait in it compute meanwhile, the late one computes after it. So does the rest, if it goes
+    on: nothing counts twice.
     """
-    ends, starts = np.r_[begin, np.sort(ended)], np.r_[begin, np.sort(came)]
-    since = ends[np.searchsorted(ends[1:], came, side="right")]
-    return [starts[np.searchsorted(starts[1:], came)], *[since] * (len(CAUSES) - 1)]
+    ends, starts, order = np.r_[begin, np.sort(ended)], np.empty_like(came), np.argsort(came, kind="stable")
+    starts[order] = np.r_[begin, came[order]][:-1]
+    since = np.maximum(starts, ends[np.searchsorted(ends[1:], came, side="right")])
+    return [starts, *[since] * (len(CAUSES) - 1)]
 
 
 def _why(found: Lateness, spent: Ints, device: int, host_is_seen: bool) -> tuple[str, int]:

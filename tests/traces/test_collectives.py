@@ -130,3 +130,58 @@ def test_who_waits_for_its_partner_in_one_group_is_not_blamed_in_another(tmp_pat
     for table in (lv.ranks(tmp_path), rank_table(read(tmp_path))):
         assert late(table) == dict.fromkeys(who, cause)
         assert {each.seen for each in table.collectives} == {2} and table.shared == 2 * 6 * STEPS
+
+
+def pipeline(folder, more=None, told=True, stages=4, micro=6):
+    """Write files of the stages of a pipeline, each of which waits in its sends and receives; return how long it took.
+
+    In each step all micro-batches go forward, and then back. `more` is by stage, and of what [µs a step].
+    """
+    events, at, extra, number = {stage: [] for stage in range(stages)}, [BASE] * stages, more or {}, 0
+    draw = random.Random(5)
+
+    def moves(*pair):
+        nonlocal number
+        number, came = number + 10, [at[stage] for stage in pair]
+        for stage, name, begin in zip(pair, ("send", "recv"), came, strict=True):
+            at[stage] = max(came) + MOVES // 10
+            args = {"Collective name": name, "Process Group Name": "0", "Group size": stages} if told else {}
+            events[stage] += [call("cudaLaunchKernelExC", begin - 3, 2, number)]
+            events[stage] += [work("ncclDevKernel_SendRecv", begin, at[stage] - begin, number, 20, stage, **args)]
+
+    for step in range(STEPS):
+        begin = list(at)
+        for stage in range(stages):
+            loads = 40 + extra.get(stage, {}).get("loads", 0)
+            events[stage] += [op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at[stage], loads)]
+            at[stage] += loads
+        for place in range(2 * micro * stages):
+            back, stage = place >= micro * stages, place % stages
+            stage, other = (stages - 1 - stage, stages - 2 - stage) if back else (stage, stage + 1)
+            length = 2 * LAYER + extra.get(stage, {}).get("computes", 0) // (2 * micro) + draw.randrange(9)
+            number += 10
+            events[stage] += [call("cudaLaunchKernel", at[stage], 3, number)]
+            events[stage] += [work("gemm", at[stage] + 4, length, number, 7, stage)]
+            at[stage] += length + 5
+            if 0 <= other < stages:
+                moves(stage, other)
+        for stage, mine in events.items():
+            mine.append(note(f"ProfilerStep#{step + 3}", begin[stage], at[stage] - begin[stage]))
+            at[stage] += 5
+    for stage, mine in events.items():
+        write(folder, trace(*mine, distributedInfo={"rank": stage}), f"{stage}.json")
+    return max(at) - BASE
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize(
+    "causes", [{}, {0: {"loads": 1200}}, {0: {"computes": 1200}}, {2: {"computes": 1200}}, {3: {"computes": 1200}}]
+)
+def test_of_a_pipeline_the_slowest_stage_is_named_with_what_the_others_wait_for_it(tmp_path, causes, told):
+    for folder in ("late", "even"):
+        (tmp_path / folder).mkdir()
+    longer = pipeline(tmp_path / "late", causes, told) - pipeline(tmp_path / "even")
+    for table in (lv.ranks(tmp_path / "late"), rank_table(read(tmp_path / "late"))):
+        assert late(table) == {stage: next(iter(each)) for stage, each in causes.items()}
+        assert abs(table.lateness.cost / 1000 - longer) <= 0.2 * longer
+        assert [each.often for each in table.late] == [STEPS] * len(causes)
