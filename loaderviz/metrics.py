@@ -549,12 +549,20 @@ def _blame(came: Ints, first: Ints, group: Ints, size: Ints) -> Floats:
 
 
 def rank_of(timeline: Timeline, device: int) -> str:
-    """Return the number of the rank that a device belongs to, as its lanes are named, else that of the device."""
+    """Return the number of the rank that a device belongs to, as its lanes are named, else that of the device.
+
+    The GPUs of a rank that has several are told apart.
+    """
     names = (lane.name for lane in timeline.lanes if lane.device == device)
     match = re.match(r"(rank|file|process) (\d+) ", next(names, ""))
-    if match and match[1] != "rank" and any(lane.name.startswith("rank ") for lane in timeline.lanes):
-        return match[0].rstrip()  # beside ranks: its number is none
-    return match[2] if match else str(device)
+    if not match:
+        return str(device)
+    of_rank = [lane for lane in timeline.lanes if lane.group == "device" and lane.name.startswith(match[0])]
+    gpus = sorted({lane.device for lane in of_rank})
+    which = f" GPU {gpus.index(device)}" if len(gpus) > 1 else ""
+    if match[1] != "rank" and any(lane.name.startswith("rank ") for lane in timeline.lanes):
+        return match[0].rstrip() + which  # beside ranks: its number is none
+    return match[2] + which
 
 
 # The steps of a loop: which of them are the start, and how long one takes once the loop is running. The GPU has work

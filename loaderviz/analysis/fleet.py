@@ -6,6 +6,7 @@ table.timeline                                   # its telling ranks, read whole
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ import numpy as np
 
 from loaderviz import intervals
 from loaderviz.analysis.ranks import CAUSES, RankTable, Times, since_when, table_of
-from loaderviz.metrics import Loop, choose_device, device_of, lateness, messages_of, window_of
+from loaderviz.metrics import Loop, device_of, devices_of, lateness, messages_of, window_of
 from loaderviz.timeline import ABSENT, Context, Ints, Kind, Message, Timeline, TimelineBuilder
 from loaderviz.traces import TraceError, absent, attempted, check_executor, clocks, made_of, read, told_of, tried
 from loaderviz.traces.places import found
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankNumbers:
-    """What is kept of a rank, some kilobytes. Times in ns of Unix time, where that is known.
+    """What is kept of a rank, of each of its GPUs, some kilobytes. Times in ns of Unix time, where that is known.
 
     `did` is for how long it did what a `RankRow` says, in its `window`. Of each collective there are the name and the
     message. `moments` are its own begin, that of its window, and when each of its `n` collectives came and ended; by
@@ -78,7 +79,7 @@ def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = 
         files, named = found(path, stack)
         numbers, left_out = tried(partial(_numbers_of, part=steps), files, named, executor)
         every = [each for of_file in numbers for each in of_file]
-        if len(every) < 2:
+        if len({(each.path, each.label) for each in every}) < 2:
             raise TraceError(f"ranks() needs the traces of two ranks at least, and {path} has one; read it alone")
         table = _joined(every)
         telling = dict.fromkeys(every[row.device].path for row in table.telling)
@@ -95,12 +96,11 @@ def _numbers_of(path: Path, part: slice | None = None) -> list[RankNumbers] | Tr
     raws = attempted(path, alone=False, part=part)
     if not isinstance(raws, list):
         return TraceError(f"{path} is a timeline that loaderviz saved") if isinstance(raws, Timeline) else raws
-    return [_numbers(path, raw) for raw in raws if len(raw.columns["start"])]
+    timelines = [(raw, made_of([raw])) for raw in raws if len(raw.columns["start"])]
+    return [_numbers(path, *each, device) for each in timelines for device in devices_of(each[1])]
 
 
-def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
-    timeline = made_of([raw])
-    device, _ = choose_device(timeline)
+def _numbers(path: Path, raw: RawTrace, timeline: Timeline, device: int) -> RankNumbers:
     loop, zero = Loop.of(timeline, device), timeline.context.zero or 0
     start, end = window_of(timeline, loop.window)
     mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == device) & (timeline.end > timeline.start)
@@ -131,8 +131,8 @@ def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
 def _joined(every: list[RankNumbers]) -> RankTable:
     """Return the table of these ranks, by a timeline of their collectives and steps alone; they are put in order."""
     every.sort(key=lambda each: (each.rank is None, each.rank or 0))  # as `read` does
-    labels = [each.label for each in every]
-    names = [each.label if labels.count(each.label) == 1 else "" for each in every]
+    files = Counter(label for label, _ in {(each.label, each.path) for each in every})
+    names = [each.label if files[each.label] == 1 else "" for each in every]
     apart = (each.moments[2:][len(each.names) :] for each in every)
     kinds = (clocks.kinds(each.names, each.messages) for each in every)
     off = clocks.ahead(list(zip(kinds, apart, strict=True)))

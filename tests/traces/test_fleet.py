@@ -32,11 +32,18 @@ def alike(table, whole):
     assert table.lateness.cost == pytest.approx(whole.lateness.cost, rel=0.005)
 
 
-@pytest.mark.parametrize(("late", "count"), [(0, 2), (7, 12), (3, 4)])
-def test_the_table_is_that_of_all_ranks_in_one_timeline(tmp_path, late, count):
+@pytest.mark.parametrize(("late", "count", "gpus"), [(0, 2, 1), (7, 12, 1), (3, 4, 1), (3, 4, 2)])
+def test_the_table_is_that_of_all_ranks_in_one_timeline(tmp_path, late, count, gpus):
     straggling(tmp_path, late, count=count)
+    if gpus > 1:
+        data = json.loads((tmp_path / "1.json").read_text())
+        write(
+            tmp_path, data | {"traceEvents": [*data["traceEvents"], work("gemm", BASE + 90, 9, 1, device=9)]}, "1.json"
+        )
     table, whole = lv.ranks(tmp_path), rank_table(lv.read(tmp_path))
     alike(table, whole)
+    names = ["0", "1 GPU 0", "1 GPU 1", "2", "3"] if gpus > 1 else [*map(str, range(count))]
+    assert [row.rank for row in table.rows] == names
     assert [(row.computes, row.copies) for row in table.rows] == [(row.computes, row.copies) for row in whole.rows]
     assert {row.rank for row in table.telling} == {row.rank for row in whole.telling}
     assert str(late) in {lane.name.split()[1] for lane in table.timeline.lanes}
