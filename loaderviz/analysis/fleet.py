@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderviz import intervals
-from loaderviz.analysis.ranks import CAUSES, RankTable, Times, since_when, table_of
+from loaderviz.analysis.ranks import RankTable, Times, done_by, table_of
 from loaderviz.metrics import Loop, device_of, devices_of, lateness, messages_of, window_of
 from loaderviz.timeline import ABSENT, Context, Ints, Kind, Message, Timeline, TimelineBuilder
 from loaderviz.traces import TraceError, absent, attempted, check_executor, clocks, made_of, read, told_of, tried
@@ -34,8 +33,8 @@ class RankNumbers:
     """What is kept of a rank, of each of its GPUs, some kilobytes. Times in ns of Unix time, where that is known.
 
     `did` is for how long it did what a `RankRow` says, in its `window`. Of each collective there are the name and the
-    message. `moments` are its own begin, that of its window, and when each of its `n` collectives came and ended; by
-    then it had `done` so much of each of `CAUSES`, of shape `(2 + 2n, 4)`. `steps` are those that launched them; its
+    message. `moments` are its own begin, and when each of its `n` collectives came and ended; by then it had `done` so
+    much of each of `CAUSES`, of shape `(1 + 2n, 4)`. `steps` are those that launched them; its
     window holds `count`. `world` is how many ranks the run has, None if its file does not tell.
     """
 
@@ -106,9 +105,7 @@ def _numbers(path: Path, raw: RawTrace, timeline: Timeline, device: int) -> Rank
     mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == device) & (timeline.end > timeline.start)
     rows = np.flatnonzero(mine)
     times = Times(timeline, start, end)
-    whole = Times(timeline, *window_of(timeline, None))
-    begin = whole.begin(device) if len(rows) else timeline.begin
-    moments = np.r_[begin, start, timeline.start[rows], timeline.end[rows]]
+    moments, done = done_by(Times(timeline, *window_of(timeline, None)), device, rows)
     return RankNumbers(
         path,
         raw.label or (f"rank {raw.rank}" if raw.rank is not None else ""),
@@ -120,7 +117,7 @@ def _numbers(path: Path, raw: RawTrace, timeline: Timeline, device: int) -> Rank
         bool(times.lanes(device)),
         tuple(timeline.names[name] for name in timeline.name[rows].tolist()),
         moments + zero,
-        np.stack([intervals.covered_before(part, moments) for part in whole.parted(device)], axis=1),
+        done,
         timeline.batch[rows],
         loop.count(start, end),
         tuple(messages_of(timeline, rows)),
@@ -133,7 +130,7 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     every.sort(key=lambda each: (each.rank is None, each.rank or 0))  # as `read` does
     files = Counter(label for label, _ in {(each.label, each.path) for each in every})
     names = [each.label if files[each.label] == 1 else "" for each in every]
-    apart = (each.moments[2:][len(each.names) :] for each in every)
+    apart = (each.moments[1:][len(each.names) :] for each in every)
     kinds = (clocks.kinds(each.names, each.messages) for each in every)
     off = clocks.ahead(list(zip(kinds, apart, strict=True)))
     every = [each.earlier(behind) for each, behind in zip(every, off, strict=True)]
@@ -143,7 +140,7 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     for number, (each, name) in enumerate(zip(every, names, strict=True)):
         zeros.append(first if together else each.window[0])
         lane = builder.lane(f"{name or f'file {number}'} collectives", "device", number=number, device=number)
-        numbers = (*np.split(each.moments[2:] - zeros[-1], 2), each.steps)
+        numbers = (*np.split(each.moments[1:] - zeros[-1], 2), each.steps)
         for came, ended, step, what, message in zip(
             *map(np.ndarray.tolist, numbers), each.names, each.messages, strict=True
         ):
@@ -157,17 +154,12 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     for number, each in enumerate(every):
         mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == number)
         idle = timeline.results.setdefault("unoccupied", np.zeros((2, len(timeline)), np.int64))
-        idle[:, mine] = np.split((each.moments - each.done[:, 0])[2:], 2)
+        idle[:, mine] = np.split((each.moments - each.done[:, 0])[1:], 2)
     late = lateness(timeline, (start, end), every[busiest].count)
-    spent = np.zeros((len(late.parts), len(CAUSES)), np.int64)
-    for number, each in enumerate(every):
-        mine = late.device == number
-        came, order = timeline.start[late.parts[mine]], np.argsort(each.moments, kind="stable")
-        since = since_when(start, came, timeline.end[late.parts[mine]])
-        for cause, (done, begins) in enumerate(zip(each.done[order].T, since, strict=True)):
-            known, until = (
-                np.interp(at, each.moments[order] - zeros[number], done) for at in (begins, np.maximum(came, start))
-            )
-            spent[mine, cause] = (until - known).round()
-    seen = {number: each.seen for number, each in enumerate(every)}
-    return table_of(timeline, late, {number: each.did for number, each in enumerate(every)}, spent, seen)
+    return table_of(
+        timeline,
+        late,
+        {number: each.did for number, each in enumerate(every)},
+        {number: each.seen for number, each in enumerate(every)},
+        lambda number: (every[number].moments - zeros[number], every[number].done),
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from statistics import median
@@ -22,6 +22,7 @@ from loaderviz.metrics import (
     Lateness,
     check_timeline,
     collectives,
+    device_of,
     devices_of,
     lateness,
     loop_lanes,
@@ -30,6 +31,7 @@ from loaderviz.metrics import (
     rank_of,
     summarize,
     usually,
+    window_of,
 )
 from loaderviz.timeline import COPIES, Cause, Ints, Kind, Message, Timeline, gathered, grouped
 
@@ -349,20 +351,24 @@ def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> Ran
     if len(devices) < 2:
         return None
     found = lateness(timeline, window)
-    times, spent = Times(timeline, *found.window), np.zeros((len(found.parts), len(CAUSES)), np.int64)
-    for device in np.unique(found.device).tolist() if found.late else ():
-        mine = found.device == device
-        spent[mine] = spent_before(times, device, timeline.start[found.parts[mine]], timeline.end[found.parts[mine]])
+    rows = np.flatnonzero(timeline.where(Kind.COMMUNICATION) & (timeline.end > timeline.start))
+    of, whole = device_of(timeline)[rows], Times(timeline, *window_of(timeline, None))
+    times = Times(timeline, *found.window)
     seen = {device: bool(times.lanes(device)) for device in devices}
-    return table_of(timeline, found, {device: times.of(device) for device in devices}, spent, seen)
+    did = {device: times.of(device) for device in devices}
+    return table_of(timeline, found, did, seen, lambda device: done_by(whole, device, rows[of == device]))
 
 
 def table_of(
-    timeline: Timeline, found: Lateness, did: dict[int, Sequence[int]], spent: Ints, seen: dict[int, bool]
+    timeline: Timeline,
+    found: Lateness,
+    did: dict[int, tuple[int, int, int, int]],
+    seen: dict[int, bool],
+    done: Callable[[int], tuple[Ints, Ints]],
 ) -> RankTable:
     """Return the table of ranks that `did` so much, by device: ns of kernels, copies, loading and other work.
 
-    `spent` is what they did before each part of a collective; `seen` tells of which devices a host is seen.
+    `seen` tells of which devices a host is seen, `done` what one had done by when; see `done_by`.
     """
     parts, devices = found.parts, list(did)
     waits = np.minimum(collectives(timeline)[1][parts], timeline.end[parts]) - timeline.start[parts]
@@ -372,6 +378,12 @@ def table_of(
         device: RankRow(rank_of(timeline, device), device, *(*did[device], int(waits), int(blame)))
         for device, waits, blame in zip(devices, waited, blamed, strict=True)
     }
+    spent = np.zeros((len(parts), len(CAUSES)), np.int64)
+    for device in np.unique(found.device).tolist() if found.late else ():
+        mine = found.device == device
+        moments, known = done(device)
+        came, ended = timeline.start[parts[mine]], timeline.end[parts[mine]]
+        spent[mine] = spent_before(moments, known, found.window[0], came, ended)
     late = [
         Culprit(rows[each], *_why(found, spent, each, seen[each]), often)
         for each, often in zip(found.late, found.often, strict=True)
@@ -400,24 +412,29 @@ def collectives_of(timeline: Timeline, found: Lateness) -> tuple[Collective, ...
     return tuple(sorted(moved, key=lambda each: each.start))
 
 
-def spent_before(times: Times, device: int, came: Ints, ended: Ints) -> Ints:
-    """Return for how long a rank did each of `CAUSES` before each of its collectives [ns]: a column for each."""
-    since = since_when(times.begin(device), came, ended)
-    parts = zip(times.parted(device), since, strict=True)
-    return np.stack([intervals.covered_within(part, start, came) for part, start in parts], axis=1)
+def done_by(whole: Times, device: int, rows: Ints) -> tuple[Ints, Ints]:
+    """Return when a rank's recording begins, and each of its collectives does, and ends [ns]; and what it had done.
 
-
-def since_when(begin: int, came: Ints, ended: Ints) -> list[Ints]:
-    """Return from when on each of `CAUSES` counts before a collective that a rank came to [ns].
-
-    That is the end of the collective before, which all ranks have in common. Kernels count from when the rank came to
-    that one: what those who wait in it compute meanwhile, the late one computes after it. So does the rest, if it goes
-    on: nothing counts twice.
+    That is for how long it did each of `CAUSES` by then, a column for each.
     """
-    ends, starts, order = np.r_[begin, np.sort(ended)], np.empty_like(came), np.argsort(came, kind="stable")
-    starts[order] = np.r_[begin, came[order]][:-1]
+    begin = whole.begin(device) if len(rows) else whole.timeline.begin
+    moments = np.r_[begin, whole.timeline.start[rows], whole.timeline.end[rows]]
+    return moments, np.stack([intervals.covered_before(part, moments) for part in whole.parted(device)], axis=1)
+
+
+def spent_before(moments: Ints, done: Ints, start: int, came: Ints, ended: Ints) -> Ints:
+    """Return for how long a rank did each of `CAUSES` before each of its collectives [ns], from `start` on.
+
+    By these `moments` it had `done` so much of each; what it does between two of them, it does evenly. It counts from
+    the end of the collective before, which all ranks have in common. Kernels count from when the rank came to that one:
+    what those who wait in it compute meanwhile, the late one computes after it. So does the rest, if that one goes on.
+    """
+    starts, ends, order = np.empty_like(came), np.r_[start, np.sort(ended)], np.argsort(came, kind="stable")
+    starts[order] = np.r_[start, came[order]][:-1]
     since = np.maximum(starts, ends[np.searchsorted(ends[1:], came, side="right")])
-    return [starts, *[since] * (len(CAUSES) - 1)]
+    order, edges = np.argsort(moments, kind="stable"), np.maximum(start, [[starts, came], *[[since, came]] * 3])
+    known = [np.interp(times, moments[order], each) for times, each in zip(edges, done[order].T, strict=True)]
+    return np.diff(known, axis=1)[:, 0].T.round().astype(np.int64)
 
 
 def _why(found: Lateness, spent: Ints, device: int, host_is_seen: bool) -> tuple[str, int]:
