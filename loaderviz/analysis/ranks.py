@@ -33,7 +33,7 @@ from loaderviz.metrics import (
     usually,
     window_of,
 )
-from loaderviz.timeline import COPIES, Cause, Ints, Kind, Message, Timeline, gathered, grouped
+from loaderviz.timeline import ABSENT, COPIES, Cause, Ints, Kind, Message, Timeline, gathered, grouped
 
 CAUSE = 0.2  # of what a rank is late: what explains less of it is not told as the reason
 BAR = 20  # characters
@@ -131,8 +131,8 @@ class RankTable:
     """The ranks of a timeline in their order; `shared` collectives were seen of several of them.
 
     `collectives` are these, in order of start: their message sizes, arrival skews, transfers and bandwidths.
-    `late` are the ranks to blame, the worst first, of what `lateness` says. Where `loaderviz.ranks` has made the table,
-    `timeline` has the telling ranks, and `notes` say what was left out.
+    `late` are the ranks to blame, the worst first, of what `lateness` says. `notes` say what was left out, and which
+    ranks are missing. Where `loaderviz.ranks` has made the table, `timeline` has the telling ranks.
     """
 
     rows: tuple[RankRow, ...]
@@ -229,7 +229,7 @@ class RankTable:
     @property
     def _told(self) -> str:
         notes = [f"{note[:1].upper()}{note[1:]}." for note in self.notes]
-        return "\n".join([*(self.told if self.shared else ["No collective was seen of several ranks."]), *notes])
+        return "\n".join([*(self.told if self.shared else [_NONE_SEEN]), *notes])
 
     def __str__(self) -> str:
         shown, folded = self._parts()
@@ -262,6 +262,7 @@ class RankTable:
         return words.table((*_HEAD, ""), cells)
 
 
+_NONE_SEEN = "No collective was seen on the GPUs of several ranks, so nobody is told to be late."
 _HEAD = ("rank", "kernels", "copies", "loading", "other host work", "holds others up", "waits for others")
 _MOVED = (
     "collective",
@@ -356,7 +357,8 @@ def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> Ran
     times = Times(timeline, *found.window)
     seen = {device: bool(times.lanes(device)) for device in devices}
     did = {device: times.of(device) for device in devices}
-    return table_of(timeline, found, did, seen, lambda device: done_by(whole, device, rows[of == device]))
+    table = table_of(timeline, found, did, seen, lambda device: done_by(whole, device, rows[of == device]))
+    return replace(table, notes=tuple(each for each in timeline.context.missing if ABSENT in each))
 
 
 def table_of(
