@@ -309,7 +309,7 @@ class Times:
     def works(self, device: int) -> tuple[Intervals, Intervals]:
         """When a device computes, and when it copies."""
         lanes = self.streams.get(device, [])
-        return self.when(lanes, "kind", Kind.COMPUTE), self.when(lanes, "kind", *COPIES)
+        return self.when(lanes, "kind", Kind.COMPUTE), self.when(lanes, "kind", *COPIES, Kind.COPY_D2D)
 
     def host(self, device: int) -> tuple[Intervals, Intervals, int]:
         """When the loop's threads fetch, pin and wait for batches, when they wait for staging; how long else they work.
