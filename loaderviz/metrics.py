@@ -40,7 +40,7 @@ from loaderviz.timeline import (
     gathered,
     grouped,
 )
-from loaderviz.vendors import Api, calls_of, is_point_to_point
+from loaderviz.vendors import POINT_TO_POINT, Api, calls_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -303,16 +303,15 @@ def messages_of(timeline: Timeline, rows: Ints) -> list[Message | None]:
 
 def _process_groups(timeline: Timeline, rows: Ints) -> Ints:
     """Return a number for the process group of each of these collectives, as far as its message tells it."""
-    known = dict[str, int]()
     names = [message.group if message else "" for message in messages_of(timeline, rows)]
-    return np.array([known.setdefault(name, len(known)) for name in names], np.int64)
+    return np.unique(names, return_inverse=True)[1]
 
 
 def point_to_point(timeline: Timeline, rows: Ints) -> Mask:
     """Return which of these are no collectives, but send or receive: by their messages, else by their kernels."""
-    kernels = [timeline.names[name] for name in timeline.name[rows].tolist()]
-    names = [message.name if message else "" for message in messages_of(timeline, rows)]
-    return np.array([is_point_to_point(name or kernel) for name, kernel in zip(names, kernels, strict=True)], bool)
+    names = [timeline.names[name] for name in timeline.name[rows].tolist()]
+    told = zip(messages_of(timeline, rows), names, strict=True)
+    return np.array([POINT_TO_POINT.search((message and message.name) or name) for message, name in told], bool)
 
 
 def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[Intervals, Intervals] | None:

@@ -49,7 +49,7 @@ _MEMORY = re.compile(r"\(\s*(.+?)\s*->\s*(.+?)\s*\)")
 _HOST_SIDE = {"H", "M"}  # Level Zero calls the host's memory M
 PAGE_FAULTS, MIGRATION = "page faults", "page migration"  # of managed memory; the second is in the name of a copy
 _COLLECTIVE = re.compile(rf"^(?:void )?(?:{_TABLE['collectives']})|ncclDevKernel|ncclKernel", re.I)
-_POINT_TO_POINT = re.compile(_TABLE["point_to_point"], re.I)
+POINT_TO_POINT = re.compile(_TABLE["point_to_point"], re.I)
 _DTYPES = {dtype: int(size) for size, dtypes in _TABLE["dtypes"].items() for dtype in dtypes.split()}
 _MOST = 2**50  # elements, or ranks, of a message: there are no more
 NSIGHT, NSYS = "Nsight Systems", "nsys profile --trace=cuda,nvtx"  # how its traces are recorded
@@ -88,16 +88,6 @@ def calls_of(names: Sequence[str]) -> Ints:
 def is_collective(name: str) -> bool:
     """Tell whether a kernel is a collective's, by its name."""
     return bool(_COLLECTIVE.search(name))
-
-
-@lru_cache(10_000)
-def is_point_to_point(name: str) -> bool:
-    """Tell whether a message, or a kernel without one, is between two ranks, and no collective's, by its name.
-
-    >>> is_point_to_point("recv"), is_point_to_point("all_to_allv"), is_point_to_point("ncclDevKernel_SendRecv(args)")
-    (True, False, True)
-    """
-    return bool(_POINT_TO_POINT.search(name))
 
 
 def message_of(correlation: int, arguments: dict[str, Any]) -> Message:

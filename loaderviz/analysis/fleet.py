@@ -45,7 +45,6 @@ class RankNumbers:
     unix: bool
     window: tuple[int, int]
     did: tuple[int, int, int, int]
-    seen: bool
     names: tuple[str, ...]
     moments: Ints
     done: Ints
@@ -53,11 +52,6 @@ class RankNumbers:
     count: float
     messages: tuple[Message | None, ...]
     world: int | None
-
-    def earlier(self, time: int) -> RankNumbers:
-        """Return them by a clock that is so many ns behind."""
-        start, end = (edge - time for edge in self.window)
-        return replace(self, window=(start, end), moments=self.moments - time)
 
 
 def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = None) -> RankTable:
@@ -86,8 +80,11 @@ def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = 
         lacks = absent([(each.rank, each.world) for each in every])
         context = timeline.context  # it tells of those that are read again
         told, missing = ((*(e for e in part if ABSENT not in e), *lacks) for part in (context.notes, context.missing))
-        timeline = replace(timeline, context=replace(context, notes=told, missing=missing))
-        return replace(table, timeline=timeline, notes=(*told_of(left_out, files), *lacks))
+        return replace(
+            table,
+            timeline=replace(timeline, context=replace(context, notes=told, missing=missing)),
+            notes=(*told_of(left_out, files), *lacks),
+        )
 
 
 def _numbers_of(path: Path, part: slice | None = None) -> list[RankNumbers] | TraceError:
@@ -95,16 +92,16 @@ def _numbers_of(path: Path, part: slice | None = None) -> list[RankNumbers] | Tr
     raws = attempted(path, alone=False, part=part)
     if not isinstance(raws, list):
         return TraceError(f"{path} is a timeline that loaderviz saved") if isinstance(raws, Timeline) else raws
-    timelines = [(raw, made_of([raw])) for raw in raws if len(raw.columns["start"])]
+    timelines = ((raw, made_of([raw])) for raw in raws if len(raw.columns["start"]))
     return [_numbers(path, *each, device) for each in timelines for device in devices_of(each[1])]
 
 
 def _numbers(path: Path, raw: RawTrace, timeline: Timeline, device: int) -> RankNumbers:
     loop, zero = Loop.of(timeline, device), timeline.context.zero or 0
     start, end = window_of(timeline, loop.window)
-    mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == device) & (timeline.end > timeline.start)
-    rows = np.flatnonzero(mine)
-    times = Times(timeline, start, end)
+    rows = np.flatnonzero(
+        (device_of(timeline) == device) & timeline.where(Kind.COMMUNICATION) & (timeline.end > timeline.start)
+    )
     moments, done = done_by(Times(timeline, *window_of(timeline, None)), device, rows)
     return RankNumbers(
         path,
@@ -113,8 +110,7 @@ def _numbers(path: Path, raw: RawTrace, timeline: Timeline, device: int) -> Rank
         timeline.context.device,
         timeline.context.zero is not None,
         (start + zero, end + zero),
-        times.of(device),
-        bool(times.lanes(device)),
+        Times(timeline, start, end).of(device),
         tuple(timeline.names[name] for name in timeline.name[rows].tolist()),
         moments + zero,
         done,
@@ -133,7 +129,10 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     apart = (each.moments[1:][len(each.names) :] for each in every)
     kinds = (clocks.kinds(each.names, each.messages) for each in every)
     off = clocks.ahead(list(zip(kinds, apart, strict=True)))
-    every = [each.earlier(behind) for each, behind in zip(every, off, strict=True)]
+    every = [
+        replace(each, window=(each.window[0] - ahead, each.window[1] - ahead), moments=each.moments - ahead)
+        for each, ahead in zip(every, off, strict=True)
+    ]
     together, first = all(each.unix for each in every), min(each.window[0] for each in every)
     builder, zeros = TimelineBuilder(Context(", ".join(dict.fromkeys(each.device for each in every)))), list[int]()
     messages = list[Message]()
@@ -160,6 +159,5 @@ def _joined(every: list[RankNumbers]) -> RankTable:
         timeline,
         late,
         {number: each.did for number, each in enumerate(every)},
-        {number: each.seen for number, each in enumerate(every)},
         lambda number: (every[number].moments - zeros[number], every[number].done),
     )

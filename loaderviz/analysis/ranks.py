@@ -7,7 +7,6 @@ copies, or its GPU has nothing to do while its host loads, or does something els
 from __future__ import annotations
 
 import re
-from bisect import bisect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
@@ -171,10 +170,9 @@ class RankTable:
         >>> loaderviz.ranks("run/").to_dict()["collectives"][0]["skew"]
         300000
         """
-        late = [{"rank": each.row.rank, "cause": each.cause, "more": each.more} for each in self.late]
         return {
             "ranks": [asdict(row) for row in self.rows],
-            "late": late,
+            "late": [{"rank": each.row.rank, "cause": each.cause, "more": each.more} for each in self.late],
             "collectives": [each.to_dict() for each in self.collectives],
             "notes": list(self.notes),
         }
@@ -191,11 +189,18 @@ class RankTable:
                 "not known" if speed is None else f"{least}{words.size(speed)}/s"
                 for speed in (usual.algorithm_bandwidth, usual.bus_bandwidth)
             ]
-            size = "not known" if usual.nbytes is None else words.size(usual.nbytes)
-            ranks = "not known" if usual.ranks is None else str(usual.ranks)
-            times = words.duration(skew), words.duration(transfer)
-            name, kind = words.one_line(usual.name, 60), words.one_line(usual.dtype or "", 20)
-            cells.append((name, f"{len(alike):,}", size, kind, ranks, *times, *speeds))
+            cells.append(
+                (
+                    words.one_line(usual.name, 60),
+                    f"{len(alike):,}",
+                    "not known" if usual.nbytes is None else words.size(usual.nbytes),
+                    words.one_line(usual.dtype or "", 20),
+                    "not known" if usual.ranks is None else str(usual.ranks),
+                    words.duration(skew),
+                    words.duration(transfer),
+                    *speeds,
+                )
+            )
         return cells
 
     def _parts(self) -> tuple[list[RankRow], list[RankRow]]:
@@ -284,11 +289,8 @@ class Times:
         self.timeline, self.by_lane = timeline, timeline.by_lane()
         self.first, self.last = np.clip(timeline.start, start, end), np.clip(timeline.end, start, end)
         self.window = np.array([[start, end]])
-        self.loop = loop_lanes(timeline)
-        lanes = timeline.lanes
-        self.ranks = gathered((lanes[lane].device, lane) for lane in self.loop)  # by the rank's first device
-        self.streams = gathered((each.device, lane) for lane, each in enumerate(lanes) if each.group == "device")
-        self.known: dict[int, tuple[Intervals, Intervals, int]] = {}
+        lanes = enumerate(timeline.lanes)
+        self.streams = gathered((each.device, lane) for lane, each in lanes if each.group == "device")
 
     def when(self, lanes: list[int], column: str, *values: int) -> Intervals:
         """When any span of these lanes runs that has one of these values in a column."""
@@ -296,14 +298,9 @@ class Times:
         spans = spans[np.isin(self.timeline.spans[column][spans], values)]
         return intervals.union(self.first[spans], self.last[spans])
 
-    def lanes(self, device: int) -> list[int]:
-        """The threads of the loop that feeds a device; the keys of `ranks` are the first devices of ranks."""
-        place = bisect(ranks := sorted(self.ranks), device) - 1
-        return self.ranks[ranks[place]] if place >= 0 else self.loop
-
     def begin(self, device: int) -> int:
         """When the first of a rank's spans begins, or the window [ns]: its recording may begin later than others'."""
-        lanes = [*self.streams[device], *self.lanes(device)]
+        lanes = [*self.streams[device], *loop_lanes(self.timeline, device)]
         return min(int(self.first[self.by_lane[lane][0]]) for lane in lanes if len(self.by_lane[lane]))
 
     def works(self, device: int) -> tuple[Intervals, Intervals]:
@@ -316,17 +313,15 @@ class Times:
 
         Page-locking is no part of loading (R13).
         """
-        lanes = self.lanes(device)
-        if (place := max(lanes, default=-1)) not in self.known:
-            fetched = self.when(lanes, "kind", Kind.FETCH, Kind.PIN)
-            fetched = intervals.subtract(fetched, self.when(lanes, "cause", Cause.PAGE_LOCKING))
-            calls, waits = (self.when(lanes, "kind", *kinds) for kinds in ((Kind.API, Kind.OPERATOR), (Kind.WAIT,)))
-            self.known[place] = (
-                either(fetched, self.when(lanes, "cause", Cause.DATA)),
-                self.when(lanes, "cause", Cause.STAGING),
-                max(0, intervals.length(calls) - intervals.length(waits)),
-            )
-        return self.known[place]
+        lanes = loop_lanes(self.timeline, device)
+        fetched = self.when(lanes, "kind", Kind.FETCH, Kind.PIN)
+        fetched = intervals.subtract(fetched, self.when(lanes, "cause", Cause.PAGE_LOCKING))
+        calls, waits = (self.when(lanes, "kind", *kinds) for kinds in ((Kind.API, Kind.OPERATOR), (Kind.WAIT,)))
+        return (
+            either(fetched, self.when(lanes, "cause", Cause.DATA)),
+            self.when(lanes, "cause", Cause.STAGING),
+            max(0, intervals.length(calls) - intervals.length(waits)),
+        )
 
     def of(self, device: int) -> tuple[int, int, int, int]:
         """For how long a device computes and copies, its loop's threads load, and do other work [ns]."""
@@ -338,7 +333,8 @@ class Times:
         """When a device does what each of `CAUSES` says, and nothing of what stands before it there."""
         computes, copies = self.works(device)
         loads, staging, _ = self.host(device)
-        parts = (computes, either(copies, intervals.subtract(staging, loads)), loads, self.window)
+        rest = self.window[: bool(loop_lanes(self.timeline, device))]  # a GPU without work has a host, if one is seen
+        parts = (computes, either(copies, intervals.subtract(staging, loads)), loads, rest)
         return [*intervals.layers(self.window, dict(zip(CAUSES, parts, strict=True))).values()]
 
 
@@ -355,9 +351,8 @@ def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> Ran
     rows = np.flatnonzero(timeline.where(Kind.COMMUNICATION) & (timeline.end > timeline.start))
     of, whole = device_of(timeline)[rows], Times(timeline, *window_of(timeline, None))
     times = Times(timeline, *found.window)
-    seen = {device: bool(times.lanes(device)) for device in devices}
     did = {device: times.of(device) for device in devices}
-    table = table_of(timeline, found, did, seen, lambda device: done_by(whole, device, rows[of == device]))
+    table = table_of(timeline, found, did, lambda device: done_by(whole, device, rows[of == device]))
     return replace(table, notes=tuple(each for each in timeline.context.missing if ABSENT in each))
 
 
@@ -365,12 +360,11 @@ def table_of(
     timeline: Timeline,
     found: Lateness,
     did: dict[int, tuple[int, int, int, int]],
-    seen: dict[int, bool],
     done: Callable[[int], tuple[Ints, Ints]],
 ) -> RankTable:
     """Return the table of ranks that `did` so much, by device: ns of kernels, copies, loading and other work.
 
-    `seen` tells of which devices a host is seen, `done` what one had done by when; see `done_by`.
+    `done` tells of a device what it had done by when; see `done_by`.
     """
     parts, devices = found.parts, list(did)
     waits = np.minimum(collectives(timeline)[1][parts], timeline.end[parts]) - timeline.start[parts]
@@ -383,11 +377,10 @@ def table_of(
     spent = np.zeros((len(parts), len(CAUSES)), np.int64)
     for device in np.unique(found.device).tolist() if found.late else ():
         mine = found.device == device
-        moments, known = done(device)
         came, ended = timeline.start[parts[mine]], timeline.end[parts[mine]]
-        spent[mine] = spent_before(moments, known, found.window[0], came, ended)
+        spent[mine] = spent_before(found.window[0], came, ended, *done(device))
     late = [
-        Culprit(rows[each], *_why(found, spent, each, seen[each]), often)
+        Culprit(rows[each], *_why(found, spent, each), often)
         for each, often in zip(found.late, found.often, strict=True)
     ]
     moved = collectives_of(timeline, found)
@@ -407,9 +400,14 @@ def collectives_of(timeline: Timeline, found: Lateness) -> tuple[Collective, ...
             agreed[name] = values.pop() or None if len(values) == 1 else None
         agreed["name"] = agreed["name"] or timeline.names[timeline.name[rows[0]]].partition("(")[0]
         times = int(came.min()), int(came.max())
-        spent = times[1] - times[0], int(ended.min()) - times[1]
         moved.append(
-            Collective(**agreed, seen=len(rows), start=times[0] - found.window[0], skew=spent[0], transfer=spent[1])
+            Collective(
+                **agreed,
+                seen=len(rows),
+                start=times[0] - found.window[0],
+                skew=times[1] - times[0],
+                transfer=int(ended.min()) - times[1],
+            )
         )
     return tuple(sorted(moved, key=lambda each: each.start))
 
@@ -424,7 +422,7 @@ def done_by(whole: Times, device: int, rows: Ints) -> tuple[Ints, Ints]:
     return moments, np.stack([intervals.covered_before(part, moments) for part in whole.parted(device)], axis=1)
 
 
-def spent_before(moments: Ints, done: Ints, start: int, came: Ints, ended: Ints) -> Ints:
+def spent_before(start: int, came: Ints, ended: Ints, moments: Ints, done: Ints) -> Ints:
     """Return for how long a rank did each of `CAUSES` before each of its collectives [ns], from `start` on.
 
     By these `moments` it had `done` so much of each; what it does between two of them, it does evenly. It counts from
@@ -439,7 +437,7 @@ def spent_before(moments: Ints, done: Ints, start: int, came: Ints, ended: Ints)
     return np.diff(known, axis=1)[:, 0].T.round().astype(np.int64)
 
 
-def _why(found: Lateness, spent: Ints, device: int, host_is_seen: bool) -> tuple[str, int]:
+def _why(found: Lateness, spent: Ints, device: int) -> tuple[str, int]:
     """Return why a device is late, as a key of `CAUSES`, and by how many ns that is longer than in the others.
 
     Compared is all that they do in the steps in which it is late, between collectives of whichever groups.
@@ -453,9 +451,7 @@ def _why(found: Lateness, spent: Ints, device: int, host_is_seen: bool) -> tuple
     fair = ~np.isin(devices, found.late) if len(found.late) < len(devices) else devices != device
     more = (did[devices == device][0] - did[fair].mean(axis=0))[late].sum(axis=0)
     best = int(more.argmax())
-    name = list(CAUSES)[best]
-    known = name != "works" or host_is_seen  # a GPU without work has a host that is late, if one is seen
-    return (name, round(more[best])) if known and more[best] >= CAUSE * held[late].sum() else ("", 0)
+    return (list(CAUSES)[best], round(more[best])) if more[best] >= CAUSE * held[late].sum() else ("", 0)
 
 
 def drawn(timeline: Timeline) -> Timeline:

@@ -133,41 +133,34 @@ def test_who_waits_for_its_partner_in_one_group_is_not_blamed_in_another(tmp_pat
 
 
 def pipeline(folder, more=None, told=True, stages=4, micro=6):
-    """Write files of the stages of a pipeline, each of which waits in its sends and receives; return how long it took.
+    """Write files of the stages of a pipeline, which wait in their sends and receives; return how long it took [µs].
 
     In each step all micro-batches go forward, and then back. `more` is by stage, and of what [µs a step].
     """
-    events, at, extra, number = {stage: [] for stage in range(stages)}, [BASE] * stages, more or {}, 0
-    draw = random.Random(5)
-
-    def moves(*pair):
-        nonlocal number
-        number, came = number + 10, [at[stage] for stage in pair]
-        for stage, name, begin in zip(pair, ("send", "recv"), came, strict=True):
-            at[stage] = max(came) + MOVES // 10
+    events, marks = {stage: [] for stage in range(stages)}, {}
+    at, extra, draw = [BASE] * stages, more or {}, random.Random(5)
+    for number in range(0, 10 * STEPS * 2 * micro * stages, 10):
+        step, place = divmod(number // 10, 2 * micro * stages)
+        stage, other = place % stages, place % stages + 1
+        if place >= micro * stages:
+            stage, other = stages - 1 - stage, stages - 1 - other
+        for each, mine in events.items() if place == 0 else ():
+            loads = 40 + extra.get(each, {}).get("loads", 0)
+            mine.append(marks.setdefault((each, step), note(f"ProfilerStep#{step + 3}", at[each], 0)))
+            mine.append(op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at[each], loads))
+            at[each] += loads
+        length = 2 * LAYER + extra.get(stage, {}).get("computes", 0) // (2 * micro) + draw.randrange(9)
+        events[stage] += [call("cudaLaunchKernel", at[stage], 3, number + 1)]
+        events[stage] += [work("gemm", at[stage] + 4, length, number + 1, 7, stage)]
+        at[stage] += length + 5
+        came = {"send": (stage, at[stage]), "recv": (other, at[other])} if 0 <= other < stages else {}
+        for name, (one, begin) in came.items():
+            at[one] = max(begin for _, begin in came.values()) + MOVES // 10
             args = {"Collective name": name, "Process Group Name": "0", "Group size": stages} if told else {}
-            events[stage] += [call("cudaLaunchKernelExC", begin - 3, 2, number)]
-            events[stage] += [work("ncclDevKernel_SendRecv", begin, at[stage] - begin, number, 20, stage, **args)]
-
-    for step in range(STEPS):
-        begin = list(at)
-        for stage in range(stages):
-            loads = 40 + extra.get(stage, {}).get("loads", 0)
-            events[stage] += [op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at[stage], loads)]
-            at[stage] += loads
-        for place in range(2 * micro * stages):
-            back, stage = place >= micro * stages, place % stages
-            stage, other = (stages - 1 - stage, stages - 2 - stage) if back else (stage, stage + 1)
-            length = 2 * LAYER + extra.get(stage, {}).get("computes", 0) // (2 * micro) + draw.randrange(9)
-            number += 10
-            events[stage] += [call("cudaLaunchKernel", at[stage], 3, number)]
-            events[stage] += [work("gemm", at[stage] + 4, length, number, 7, stage)]
-            at[stage] += length + 5
-            if 0 <= other < stages:
-                moves(stage, other)
-        for stage, mine in events.items():
-            mine.append(note(f"ProfilerStep#{step + 3}", begin[stage], at[stage] - begin[stage]))
-            at[stage] += 5
+            events[one] += [call("cudaLaunchKernelExC", begin - 3, 2, number + 2)]
+            events[one] += [work("ncclDevKernel_SendRecv", begin, at[one] - begin, number + 2, 20, one, **args)]
+    for (stage, step), mark in marks.items():
+        mark["dur"] = marks.get((stage, step + 1), {"ts": at[stage] + 1})["ts"] - mark["ts"]
     for stage, mine in events.items():
         write(folder, trace(*mine, distributedInfo={"rank": stage}), f"{stage}.json")
     return max(at) - BASE
