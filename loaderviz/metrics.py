@@ -210,8 +210,7 @@ def loop_lanes(timeline: Timeline, device: int | None = None) -> list[int]:
 
 
 def _covered(timeline: Timeline, mask: Mask, start: int, end: int) -> Intervals:
-    first, last = timeline.start[mask], timeline.end[mask]
-    return intervals.union(np.maximum(first, start), np.minimum(last, end))
+    return _within(np.array([[start, end]]), timeline, mask)
 
 
 def on_workers(timeline: Timeline) -> Mask:

@@ -126,20 +126,22 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     every.sort(key=lambda each: (each.rank is None, each.rank or 0))  # as `read` does
     files = Counter(label for label, _ in {(each.label, each.path) for each in every})
     names = [each.label if files[each.label] == 1 else "" for each in every]
-    apart = (each.moments[1:][len(each.names) :] for each in every)
-    kinds = (clocks.kinds(each.names, each.messages) for each in every)
-    off = clocks.ahead(list(zip(kinds, apart, strict=True)))
+    off = clocks.ahead(
+        [(clocks.kinds(each.names, each.messages), each.moments[1 + len(each.names) :]) for each in every]
+    )
     every = [
         replace(each, window=(each.window[0] - ahead, each.window[1] - ahead), moments=each.moments - ahead)
         for each, ahead in zip(every, off, strict=True)
     ]
     together, first = all(each.unix for each in every), min(each.window[0] for each in every)
-    builder, zeros = TimelineBuilder(Context(", ".join(dict.fromkeys(each.device for each in every)))), list[int]()
-    messages = list[Message]()
+    zeros = [first if together else each.window[0] for each in every]
+    builder, messages = (
+        TimelineBuilder(Context(", ".join(dict.fromkeys(each.device for each in every)))),
+        list[Message](),
+    )
     for number, (each, name) in enumerate(zip(every, names, strict=True)):
-        zeros.append(first if together else each.window[0])
         lane = builder.lane(f"{name or f'file {number}'} collectives", "device", number=number, device=number)
-        numbers = (*np.split(each.moments[1:] - zeros[-1], 2), each.steps)
+        numbers = (*np.split(each.moments[1:] - zeros[number], 2), each.steps)
         for came, ended, step, what, message in zip(
             *map(np.ndarray.tolist, numbers), each.names, each.messages, strict=True
         ):

@@ -7,6 +7,7 @@ copies, or its GPU has nothing to do while its host loads, or does something els
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
@@ -35,7 +36,7 @@ from loaderviz.metrics import (
 from loaderviz.timeline import ABSENT, COPIES, Cause, Ints, Kind, Message, Timeline, gathered, grouped
 
 CAUSE = 0.2  # of what a rank is late: what explains less of it is not told as the reason
-BAR = 20  # characters
+BAR, _BAR = 20, "height:10px;background:currentColor;opacity:.5"  # characters, and the style of a bar in HTML
 FEW, DRAWN = 8, 3  # ranks: of more than these a table folds most, and a picture has only the telling ones
 CAUSES = {
     "computes": "its kernels take",
@@ -204,9 +205,7 @@ class RankTable:
         return cells
 
     def _parts(self) -> tuple[list[RankRow], list[RankRow]]:
-        if len(self.rows) <= FEW:
-            return list(self.rows), []
-        shown = list(self.telling)
+        shown = list(self.rows if len(self.rows) <= FEW else self.telling)
         return shown, [row for row in self.rows if row not in shown]
 
     def _cells(self, rows: list[RankRow]) -> list[tuple[str, ...]]:
@@ -241,7 +240,7 @@ class RankTable:
         bars = ["█" * round(BAR * self._bar(row)) for row in shown]
         lines = words.aligned([(*_HEAD, ""), *((*row, bar) for row, bar in zip(self._cells(shown), bars, strict=True))])
         if folded:
-            waits = words.duration(min(row.waits for row in folded)), words.duration(max(row.waits for row in folded))
+            waits = (words.duration(edge(row.waits for row in folded)) for edge in (min, max))
             lines.append(f"{words.count(len(folded), 'more rank')} wait for others {' to '.join(dict.fromkeys(waits))}")
         moved = self._moved()
         more = [f"and {words.count(len(moved) - FEW, 'more kind')} of collectives"] * (len(moved) > FEW)
@@ -253,16 +252,16 @@ class RankTable:
     def _repr_html_(self) -> str:
         shown, folded = self._parts()
         more = f"<details><summary>{words.count(len(folded), 'more rank')}</summary>{self._html(folded)}</details>"
-        told = f"<p>{'<br>'.join(escape(self._told).splitlines())}</p>"
         moved = [[escape(cell) for cell in row] for row in self._moved()]
         rest = f"<details><summary>more kinds of collectives</summary>{words.table(_MOVED, moved[FEW:])}</details>"
         table = f"{words.table(_MOVED, moved[:FEW]) if moved else ''}{rest if moved[FEW:] else ''}"
-        return f"{self._html(shown)}{more if folded else ''}{told}{table}"
+        return (
+            f"{self._html(shown)}{more if folded else ''}<p>{'<br>'.join(escape(self._told).splitlines())}</p>{table}"
+        )
 
     def _html(self, rows: list[RankRow]) -> str:
         """Rows as a table, with what each waits as a bar."""
-        style = "height:10px;background:currentColor;opacity:.5"
-        bars = [f'<div style="width:{120 * self._bar(row):.0f}px;{style}"></div>' for row in rows]
+        bars = [f'<div style="width:{120 * self._bar(row):.0f}px;{_BAR}"></div>' for row in rows]
         cells = [[*map(escape, cells), bar] for cells, bar in zip(self._cells(rows), bars, strict=True)]
         return words.table((*_HEAD, ""), cells)
 
@@ -289,8 +288,10 @@ class Times:
         self.timeline, self.by_lane = timeline, timeline.by_lane()
         self.first, self.last = np.clip(timeline.start, start, end), np.clip(timeline.end, start, end)
         self.window = np.array([[start, end]])
-        lanes = enumerate(timeline.lanes)
-        self.streams = gathered((each.device, lane) for lane, each in lanes if each.group == "device")
+        self.loop, lanes = loop_lanes(timeline), timeline.lanes
+        self.ranks = gathered((lanes[lane].device, lane) for lane in self.loop)  # by the rank's first device
+        self.streams = gathered((each.device, lane) for lane, each in enumerate(lanes) if each.group == "device")
+        self.known: dict[int, tuple[Intervals, Intervals, int]] = {}
 
     def when(self, lanes: list[int], column: str, *values: int) -> Intervals:
         """When any span of these lanes runs that has one of these values in a column."""
@@ -298,9 +299,14 @@ class Times:
         spans = spans[np.isin(self.timeline.spans[column][spans], values)]
         return intervals.union(self.first[spans], self.last[spans])
 
+    def lanes(self, device: int) -> list[int]:
+        """The threads of the loop that feeds a device; the keys of `ranks` are the first devices of ranks."""
+        place = bisect(ranks := sorted(self.ranks), device) - 1
+        return self.ranks[ranks[place]] if place >= 0 else self.loop
+
     def begin(self, device: int) -> int:
         """When the first of a rank's spans begins, or the window [ns]: its recording may begin later than others'."""
-        lanes = [*self.streams[device], *loop_lanes(self.timeline, device)]
+        lanes = [*self.streams[device], *self.lanes(device)]
         return min(int(self.first[self.by_lane[lane][0]]) for lane in lanes if len(self.by_lane[lane]))
 
     def works(self, device: int) -> tuple[Intervals, Intervals]:
@@ -313,15 +319,17 @@ class Times:
 
         Page-locking is no part of loading (R13).
         """
-        lanes = loop_lanes(self.timeline, device)
-        fetched = self.when(lanes, "kind", Kind.FETCH, Kind.PIN)
-        fetched = intervals.subtract(fetched, self.when(lanes, "cause", Cause.PAGE_LOCKING))
-        calls, waits = (self.when(lanes, "kind", *kinds) for kinds in ((Kind.API, Kind.OPERATOR), (Kind.WAIT,)))
-        return (
-            either(fetched, self.when(lanes, "cause", Cause.DATA)),
-            self.when(lanes, "cause", Cause.STAGING),
-            max(0, intervals.length(calls) - intervals.length(waits)),
-        )
+        lanes = self.lanes(device)
+        if (place := max(lanes, default=-1)) not in self.known:
+            fetched = self.when(lanes, "kind", Kind.FETCH, Kind.PIN)
+            fetched = intervals.subtract(fetched, self.when(lanes, "cause", Cause.PAGE_LOCKING))
+            calls, waits = (self.when(lanes, "kind", *kinds) for kinds in ((Kind.API, Kind.OPERATOR), (Kind.WAIT,)))
+            self.known[place] = (
+                either(fetched, self.when(lanes, "cause", Cause.DATA)),
+                self.when(lanes, "cause", Cause.STAGING),
+                max(0, intervals.length(calls) - intervals.length(waits)),
+            )
+        return self.known[place]
 
     def of(self, device: int) -> tuple[int, int, int, int]:
         """For how long a device computes and copies, its loop's threads load, and do other work [ns]."""
@@ -333,7 +341,7 @@ class Times:
         """When a device does what each of `CAUSES` says, and nothing of what stands before it there."""
         computes, copies = self.works(device)
         loads, staging, _ = self.host(device)
-        rest = self.window[: bool(loop_lanes(self.timeline, device))]  # a GPU without work has a host, if one is seen
+        rest = self.window[: bool(self.lanes(device))]  # a GPU without work has a host, if one is seen
         parts = (computes, either(copies, intervals.subtract(staging, loads)), loads, rest)
         return [*intervals.layers(self.window, dict(zip(CAUSES, parts, strict=True))).values()]
 
@@ -349,10 +357,11 @@ def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> Ran
         return None
     found = lateness(timeline, window)
     rows = np.flatnonzero(timeline.where(Kind.COMMUNICATION) & (timeline.end > timeline.start))
-    of, whole = device_of(timeline)[rows], Times(timeline, *window_of(timeline, None))
+    whole, places = Times(timeline, *window_of(timeline, None)), np.searchsorted(devices, device_of(timeline)[rows])
+    of = dict(zip(devices, grouped(places, len(devices)), strict=True))
     times = Times(timeline, *found.window)
     did = {device: times.of(device) for device in devices}
-    table = table_of(timeline, found, did, lambda device: done_by(whole, device, rows[of == device]))
+    table = table_of(timeline, found, did, lambda device: done_by(whole, device, rows[of[device]]))
     return replace(table, notes=tuple(each for each in timeline.context.missing if ABSENT in each))
 
 
@@ -464,8 +473,10 @@ def drawn(timeline: Timeline) -> Timeline:
     kept = [n for n, lane in enumerate(timeline.lanes) if lane.device in (hosts if lane.group == "host" else devices)]
     here = np.isin(timeline.lane, kept)
     part, place = timeline.only(here), {lane: n for n, lane in enumerate(kept)}
-    named = ", ".join(f"{row.rank} ({name})" for row, name in table.telling.items())
-    note = f"of {len(mains)} ranks {len(table.telling)} are drawn, {named}; the table has the others"
+    note = (
+        f"of {len(mains)} ranks {len(table.telling)} are drawn, "
+        f"{', '.join(f'{row.rank} ({name})' for row, name in table.telling.items())}; the table has the others"
+    )
     shown = replace(
         part,
         context=replace(part.context, notes=(note, *part.context.notes)),
@@ -473,7 +484,6 @@ def drawn(timeline: Timeline) -> Timeline:
         spans=part.spans | {"lane": np.searchsorted(kept, part.lane).astype(part.lane.dtype)},
         marks=tuple(replace(mark, lane=place[mark.lane]) for mark in part.marks if mark.lane in place),
     )
-    number, arrival = collectives(timeline)
     summarize(timeline)
-    shown.results.update(timeline.results | {"collectives": (number[here], arrival[here])})
+    shown.results.update(timeline.results | {"collectives": tuple(each[here] for each in collectives(timeline))})
     return shown
