@@ -306,9 +306,12 @@ def _process_groups(timeline: Timeline, rows: Ints) -> Ints:
     return np.unique(names, return_inverse=True)[1]
 
 
-def point_to_point(timeline: Timeline, rows: Ints) -> Mask:
-    """Return which of these are no collectives, but send or receive: by their messages, else by their kernels."""
-    names = [timeline.names[name] for name in timeline.name[rows].tolist()]
+def point_to_point(timeline: Timeline, rows: Ints, by_few: bool) -> Mask:
+    """Return which of these are no collectives, but send or receive: by their messages, else by their kernels.
+
+    An exchange of all ranks has the same kernels: they tell only where less than 3/4 of the ranks meet, on average.
+    """
+    names = [timeline.names[name] * by_few for name in timeline.name[rows].tolist()]
     told = zip(messages_of(timeline, rows), names, strict=True)
     return np.array([POINT_TO_POINT.search((message and message.name) or name) for message, name in told], bool)
 
@@ -462,7 +465,9 @@ def _met(timeline: Timeline, parts: Ints, group: Ints, window: tuple[int, int]) 
     last, lost = (first + size - 1)[group], np.diff(unoccupied(timeline)[:, parts], axis=0)[0]
     came = timeline.start[parts][last]
     came -= np.maximum(0, lost - np.minimum(lost[last], timeline.end[parts] - came))
-    between = point_to_point(timeline, parts)
+    between = point_to_point(
+        timeline, parts, 4 * len(parts) < 3 * len(size) * len(np.unique(device_of(timeline)[parts]))
+    )
     met, meeting = np.flatnonzero(~between), group.copy()
     if between.any():
         stages, works = _stages(timeline, parts, between, window).T
