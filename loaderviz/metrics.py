@@ -34,11 +34,13 @@ from loaderviz.timeline import (
     Ints,
     Kind,
     Mask,
+    Message,
     Numbers,
     Timeline,
+    gathered,
     grouped,
 )
-from loaderviz.vendors import Api, calls_of
+from loaderviz.vendors import POINT_TO_POINT, Api, calls_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -208,8 +210,7 @@ def loop_lanes(timeline: Timeline, device: int | None = None) -> list[int]:
 
 
 def _covered(timeline: Timeline, mask: Mask, start: int, end: int) -> Intervals:
-    first, last = timeline.start[mask], timeline.end[mask]
-    return intervals.union(np.maximum(first, start), np.minimum(last, end))
+    return _within(np.array([[start, end]]), timeline, mask)
 
 
 def on_workers(timeline: Timeline) -> Mask:
@@ -293,11 +294,26 @@ def collectives(timeline: Timeline) -> tuple[Ints, Ints]:
     return number, arrival
 
 
+def messages_of(timeline: Timeline, rows: Ints) -> list[Message | None]:
+    """Return the message of each of these collectives, None where none is known."""
+    told = {message.correlation: message for message in timeline.context.messages}
+    return [told.get(correlation) for correlation in timeline.correlation[rows].tolist()]
+
+
 def _process_groups(timeline: Timeline, rows: Ints) -> Ints:
     """Return a number for the process group of each of these collectives, as far as its message tells it."""
-    told, known = {each.correlation: each.group for each in timeline.context.messages}, dict[str, int]()
-    names = (told.get(correlation, "") for correlation in timeline.correlation[rows].tolist())
-    return np.array([known.setdefault(name, len(known)) for name in names], np.int64)
+    names = [message.group if message else "" for message in messages_of(timeline, rows)]
+    return np.unique(names, return_inverse=True)[1]
+
+
+def point_to_point(timeline: Timeline, rows: Ints, by_few: bool) -> Mask:
+    """Return which of these are no collectives, but send or receive: by their messages, else by their kernels.
+
+    An exchange of all ranks has the same kernels: they tell only where less than 3/4 of the ranks meet, on average.
+    """
+    names = [timeline.names[name] * by_few for name in timeline.name[rows].tolist()]
+    told = zip(messages_of(timeline, rows), names, strict=True)
+    return np.array([POINT_TO_POINT.search((message and message.name) or name) for message, name in told], bool)
 
 
 def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[Intervals, Intervals] | None:
@@ -378,34 +394,33 @@ class Lateness:
 
 
 @once
-def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of: int | None = None) -> Lateness:
+def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps: float | None = None) -> Lateness:
     """Return who is late to the collectives in a `window` [ns], or in the steady state of the busiest device.
 
-    Steps are those of the busiest one, too, or of the device `steps_of`.
+    It holds so many `steps`, else those of the busiest one.
     """
-    loop = Loop.of(timeline, _busiest(timeline) if steps_of is None else steps_of)
+    loop = Loop.of(timeline, _busiest(timeline))
     start, end = window_of(timeline, loop.window if window is None else window)
-    parts, came, group = _arrivals(timeline, start, end)
-    _, first, size = np.unique(group, return_index=True, return_counts=True)
-    last = first + size - 1
+    steps = loop.count(start, end) if steps is None else steps
+    parts, group, unit = _parts(timeline, start, end, bool(steps))
     devices, whose = np.unique(device := device_of(timeline)[parts], return_inverse=True)
-    steps, unit = loop.between(start, end), np.arange(len(first))
-    if len(steps) > 1:
-        unit = np.searchsorted(begin_of(timeline, loop.device, loop.spans[steps]), came[last])
+    met, came, meeting = _met(timeline, parts, group, (start, end))
+    _, first, meeting, size = np.unique(meeting, return_index=True, return_inverse=True, return_counts=True)
+    last, who, blame = first + size - 1, whose[met], np.zeros(len(parts))
     known, unit = np.unique(unit, return_inverse=True)
-    blame = _blame(came, first, group, size)
-    blame = _without_victims(blame, came[last][group] - came, whose, unit[group], _process_groups(timeline, parts))
+    waits, groups = came[last][meeting] - came, _process_groups(timeline, parts[met])
+    blame[met] = _without_victims(_blame(came, first, meeting, size), waits, who, unit[met], groups)
     caused = np.bincount(whose, blame, len(devices)).round()
     late = np.argsort(-caused, kind="stable")
     late = late[caused[late] >= max(1, round(BLAME * caused.sum()))]
-    others = np.where(np.isin(whose, late), came[first][group], came)
-    cost = int((came[last] - np.maximum.reduceat(others, first)).sum()) if len(parts) else 0
+    others = np.where(np.isin(who, late), came[first][meeting], came)
+    cost = int((came[last] - np.maximum.reduceat(others, first)).sum()) if len(met) else 0
     possible = int((came[last] - came[np.maximum(first, last - len(late))]).sum())
     alike = (caused[late] * len(devices) < ALIKE * caused.sum()).any()  # as if all were late, by chance
     least = WAITED * (end - start)
     if cost < (1 + alike) * least:
         late, cost = late[:0], int(caused.sum()) * bool(caused.sum() >= 2 * least)
-    held = [np.bincount(unit[group], blame * (whose == each), len(known)) for each in late]
+    held = [np.bincount(unit, blame * (whose == each), len(known)) for each in late]
     often = np.reshape([usually(each, (end - start) / len(known)) for each in held], (len(late), len(known)))
     return Lateness(
         (start, end),
@@ -413,42 +428,71 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
         tuple(rank_of(timeline, each) for each in devices[late].tolist()),
         cost,
         cost / max(1, possible),
-        loop.count(start, end),
+        steps,
         tuple(often.sum(axis=1).tolist()),
         int(np.count_nonzero(often.any(axis=0))),
         len(known),
         bool(2 * often.sum() < (1 + len(late)) * np.count_nonzero(often.any(axis=0))),
         parts,
         group,
-        unit[group],
+        unit,
         device,
         blame,
     )
 
 
-def _arrivals(timeline: Timeline, start: int, end: int) -> tuple[Ints, Ints, Ints]:
-    """Return the parts of collectives in [start, end), when each rank came to its one [ns], and the number of that.
+def _parts(timeline: Timeline, start: int, end: int, stepped: bool) -> tuple[Ints, Ints, Ints]:
+    """Return the parts of collectives in [start, end), by collective and arrival, its number, and its unit.
 
-    They are by collective, in order of arrival. While it has something to compute, a rank that waits in a stream of its
-    own loses nothing; so it is counted as come so long before the last one as it has nothing to compute until then, or
-    loses in all beyond that one's loss, which is the transfer. The stages of a pipeline wait by their
-    schedule, and for nobody.
+    That is the step it was launched in, -1 where that is not known; where no steps are marked, the collective itself.
     """
     number, came = collectives(timeline)[0], timeline.start
     parts = np.flatnonzero((number >= 0) & (timeline.end > start) & (came < end))
     parts = parts[np.lexsort((came[parts], number[parts]))]
-    _, first, group, size = np.unique(number[parts], return_index=True, return_inverse=True, return_counts=True)
-    last = (first + size - 1)[group]
-    computed, waiting = beside(timeline)[:, parts]
-    lost = timeline.end[parts] - came[parts] - computed
-    waits = np.maximum(0, np.maximum(lost - lost[last], came[parts[last]] - came[parts] - waiting))
-    waits *= ~np.isin(
-        timeline.correlation[parts],
-        [each.correlation for each in timeline.context.messages if each.name in ("send", "recv")],
+    _, first, group = np.unique(number[parts], return_index=True, return_inverse=True)
+    return parts, group, np.maximum.reduceat(timeline.batch[parts], first)[group] if stepped and len(parts) else group
+
+
+def _met(timeline: Timeline, parts: Ints, group: Ints, window: tuple[int, int]) -> tuple[Ints, Ints, Ints]:
+    """Return who meets: places in `parts`, when each came [ns], and the number of the meeting; in this order.
+
+    Ranks meet in collectives. While it has something to compute, a rank that waits in a stream of its own loses
+    nothing; so it is counted as come so long before the last one as it loses more than the transfer, and than that one
+    does. The stages of a pipeline wait by their schedule, and for nobody: they meet once a step, as if each came
+    after its own work, which is all but what it loses in communication.
+    """
+    _, first, size = np.unique(group, return_index=True, return_counts=True)
+    last, lost = (first + size - 1)[group], np.diff(unoccupied(timeline)[:, parts], axis=0)[0]
+    came = timeline.start[parts][last]
+    came -= np.maximum(0, lost - np.minimum(lost[last], timeline.end[parts] - came))
+    between = point_to_point(
+        timeline, parts, 4 * len(parts) < 3 * len(size) * len(np.unique(device_of(timeline)[parts]))
     )
-    arrived = came[parts[last]] - waits
-    order = np.lexsort((arrived, group))
-    return parts[order], arrived[order], group
+    met, meeting = np.flatnonzero(~between), group.copy()
+    if between.any():
+        stages, works = _stages(timeline, parts, between, window).T
+        met, came[stages] = np.r_[met, stages], works
+        meeting[stages] = len(first) + timeline.batch[parts[stages]]
+    met = met[np.lexsort((came[met], meeting[met]))]
+    return met, came[met], meeting[met]
+
+
+def _stages(timeline: Timeline, parts: Ints, between: Mask, window: tuple[int, int]) -> Ints:
+    """Return the place of one part of each stage in each whole step of the window, and how long it works there [ns].
+
+    That is from its last communication of the step before to that of this one, but for what it loses in all of them.
+    """
+    rows, idle, device = np.flatnonzero(timeline.where(Kind.COMMUNICATION)), unoccupied(timeline), device_of(timeline)
+    cut = np.unique(np.r_[-1, timeline.batch[rows[timeline.start[rows] < window[0]]]])
+    places = np.flatnonzero(between & ~np.isin(timeline.batch[parts], cut))
+    of_stage = gathered(((device[row], timeline.batch[row]), row) for row in rows.tolist())
+    until = {each: int(timeline.end[mine].max()) for each, mine in of_stage.items()}
+    found = dict[Any, tuple[int, int]]()
+    for place, stage, step in zip(places.tolist(), device[parts[places]], timeline.batch[parts[places]], strict=True):
+        if (stage, step) not in found:
+            waits = intervals.length(intervals.union(*idle[:, of_stage[stage, step]]))
+            found[stage, step] = place, until[stage, step] - until.get((stage, step - 1), window[0]) - waits
+    return np.array([*found.values()], np.int64).reshape(-1, 2)
 
 
 def usually(blame: Ints | Floats, step: float) -> Mask:
@@ -478,13 +522,13 @@ def _without_victims(blame: Floats, waits: Ints, whose: Ints, unit: Ints, groups
 
 
 @once
-def beside(timeline: Timeline) -> Ints:
-    """Return for how long each collective's device computes meanwhile, and of that while it waits [ns], shape (2, n).
+def unoccupied(timeline: Timeline) -> Ints:
+    """Return for how long its device computes nothing until a collective starts, and until it ends [ns], shape (2, n).
 
     A collective waits in a stream of its own, as DDP's do: what its rank computes then is none of the waiting. It is 0
     for other spans.
     """
-    found, devices, arrival = np.zeros((2, len(timeline)), np.int64), device_of(timeline), collectives(timeline)[1]
+    found, devices = np.zeros((2, len(timeline)), np.int64), device_of(timeline)
     count = 1 + max((lane.device for lane in timeline.lanes), default=-1)
 
     def by_device(kind: Kind) -> list[Numbers]:
@@ -493,9 +537,8 @@ def beside(timeline: Timeline) -> Ints:
 
     for mine, computes in zip(by_device(Kind.COMMUNICATION), by_device(Kind.COMPUTE), strict=True):
         busy = intervals.union(timeline.start[computes], timeline.end[computes])
-        start, end = timeline.start[mine], timeline.end[mine]
-        for row, until in enumerate((end, np.clip(arrival[mine], start, end))):
-            found[row, mine] = intervals.covered_within(busy, start, until)
+        times = np.stack([timeline.start[mine], timeline.end[mine]])
+        found[:, mine] = times - intervals.covered_before(busy, times)
     return found
 
 
@@ -509,12 +552,20 @@ def _blame(came: Ints, first: Ints, group: Ints, size: Ints) -> Floats:
 
 
 def rank_of(timeline: Timeline, device: int) -> str:
-    """Return the number of the rank that a device belongs to, as its lanes are named, else that of the device."""
+    """Return the number of the rank that a device belongs to, as its lanes are named, else that of the device.
+
+    The GPUs of a rank that has several are told apart.
+    """
     names = (lane.name for lane in timeline.lanes if lane.device == device)
     match = re.match(r"(rank|file|process) (\d+) ", next(names, ""))
-    if match and match[1] != "rank" and any(lane.name.startswith("rank ") for lane in timeline.lanes):
-        return match[0].rstrip()  # beside ranks: its number is none
-    return match[2] if match else str(device)
+    if not match:
+        return str(device)
+    of_rank = [lane for lane in timeline.lanes if lane.group == "device" and lane.name.startswith(match[0])]
+    gpus = sorted({lane.device for lane in of_rank})
+    which = f" GPU {gpus.index(device)}" if len(gpus) > 1 else ""
+    if match[1] != "rank" and any(lane.name.startswith("rank ") for lane in timeline.lanes):
+        return match[0].rstrip() + which  # beside ranks: its number is none
+    return match[2] + which
 
 
 # The steps of a loop: which of them are the start, and how long one takes once the loop is running. The GPU has work

@@ -49,6 +49,7 @@ _MEMORY = re.compile(r"\(\s*(.+?)\s*->\s*(.+?)\s*\)")
 _HOST_SIDE = {"H", "M"}  # Level Zero calls the host's memory M
 PAGE_FAULTS, MIGRATION = "page faults", "page migration"  # of managed memory; the second is in the name of a copy
 _COLLECTIVE = re.compile(rf"^(?:void )?(?:{_TABLE['collectives']})|ncclDevKernel|ncclKernel", re.I)
+POINT_TO_POINT = re.compile(_TABLE["point_to_point"], re.I)
 _DTYPES = {dtype: int(size) for size, dtypes in _TABLE["dtypes"].items() for dtype in dtypes.split()}
 _MOST = 2**50  # elements, or ranks, of a message: there are no more
 NSIGHT, NSYS = "Nsight Systems", "nsys profile --trace=cuda,nvtx"  # how its traces are recorded

@@ -327,7 +327,8 @@ def table_of(summary):
 
 
 def test_the_table_of_a_run_on_several_ranks():
-    spans = ("stream 7@0", 400, 1_000, Kind.COMPUTE), collective(0, 0, 600), collective(1, 200, 600)
+    computes = [(f"stream 7@{rank}", 400, end, Kind.COMPUTE) for rank, end in ((0, 1_000), (1, 600))]
+    spans = *computes, collective(0, 0, 600), collective(1, 200, 600)
     summary = summarize(timeline := factory.made(*spans), device=0)
     table = table_of(summary)
     expected = {
@@ -344,7 +345,9 @@ def test_the_table_of_a_run_on_several_ranks():
     }
     assert {name: table.get(name) for name in expected} == expected
     assert (summary.hidden_communication, summary.exposed_communication) == (200, 400)
-    assert describe(timeline).startswith("rank 1 is late: the others wait 200 ns for it; GPU 1 (one of 2) computes 0 %")
+    assert describe(timeline).startswith(
+        "rank 1 is late: the others wait 200 ns for it; GPU 1 (one of 2) computes 20 %"
+    )
 
 
 def test_the_table_of_a_run_without_a_gpu_is_about_waiting():

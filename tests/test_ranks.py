@@ -44,7 +44,7 @@ def planted(ranks: int, more: dict[tuple[int, int], dict[str, int]], waits: bool
                 (main, Kind.OPERATOR, "works", {}),
                 (main, Kind.WAIT, "copies", {"cause": Cause.STAGING})
                 if waits
-                else (stream, Kind.COPY_H2D, "copies", {}),
+                else (stream, Kind.COPY_D2D if step % 2 else Kind.COPY_H2D, "copies", {}),
                 (stream, Kind.COMPUTE, "computes", {}),
             ]  # fmt: skip
             for lane, kind, name, options in parts:
@@ -94,6 +94,7 @@ def test_planted_stragglers_are_found_with_their_cause_and_their_cost(cause, how
     assert choose_device(timeline)[0] == summarize(timeline).device == found.late[0]
     assert describe(timeline).startswith(str(found)) and str(found)[1:] in str(table)
     told = next(each for each in lv.advise(timeline) if each.kind == "late-rank")
+    assert ("in turn: see what" in told.change) is (how == "in turn")
     assert told.expected_gain.ns == found.cost and told.expected_gain.per_step == found.cost / STEPS
     assert str(found)[1:] in told.evidence and all(each in told.evidence for each in table.why)
     for device in range(ranks):  # whichever device is asked about
@@ -157,7 +158,7 @@ def test_five_may_be_late_in_turn_and_of_more_nobody_is_to_blame(many):
     assert sorted(table.lateness.late) == (list(range(5)) if many == 5 else [])
     said = "ranks 0, 1, 2, 3 and 4 are late in turn" if many == 5 else "no rank is late more than others"
     assert str(table.lateness).startswith(said) and told.evidence[1:].startswith(said[1:])
-    assert describe(timeline).startswith(said) == (many == 5)
+    assert "in turn: see what" in told.change and describe(timeline).startswith(said) == (many == 5)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])

@@ -527,6 +527,9 @@ _EVEN = {  # what to look at, by what a late rank does longer than the others
     "works": "see what its host does that the others' do not, such as logs and checkpoints, and which cores it has",
     "": "compare it with another rank: loaderviz.advise(timeline, device=...)",
 }
+_IN_TURN = (
+    "see what makes a step longer in one rank than in the others, such as longer samples, or now and then a slow read"
+)
 
 
 def late_rank(facts: Evidence) -> Finding | None:
@@ -541,8 +544,9 @@ def late_rank(facts: Evidence) -> Finding | None:
     return Finding(
         "late-rank",
         " ".join(table.told),
-        "\n".join(f"# rank {each.row.rank}: {_EVEN[each.cause]}" for each in table.late)
-        or f"# each: {_EVEN['computes']}",
+        f"# the ranks are late in turn: {_IN_TURN}"
+        if found.in_turn or not table.late
+        else "\n".join(f"# rank {each.row.rank}: {_EVEN[each.cause]}" for each in table.late),
         Gain(found.cost, found.cost / whole, step, basis),
         subject=_COLLECTIVES,
     )

@@ -6,6 +6,7 @@ table.timeline                                   # its telling ranks, read whole
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderviz import intervals
-from loaderviz.analysis.ranks import CAUSES, RankTable, Times, since_when, table_of
-from loaderviz.metrics import Loop, begin_of, choose_device, device_of, lateness, window_of
+from loaderviz.analysis.ranks import RankTable, Times, done_by, table_of
+from loaderviz.metrics import Loop, device_of, devices_of, lateness, messages_of, window_of
 from loaderviz.timeline import ABSENT, Context, Ints, Kind, Message, Timeline, TimelineBuilder
 from loaderviz.traces import TraceError, absent, attempted, check_executor, clocks, made_of, read, told_of, tried
 from loaderviz.traces.places import found
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankNumbers:
-    """What is kept of a rank, some kilobytes. Times in ns of Unix time, where that is known.
+    """What is kept of a rank, of each of its GPUs, some kilobytes. Times in ns of Unix time, where that is known.
 
     `did` is for how long it did what a `RankRow` says, in its `window`. Of each collective there are the name and the
-    message. `moments` are its own begin, that of its window, and when each of its `n` collectives came and ended; by
-    then it had `done` so much of each of `CAUSES`, of shape `(2 + 2n, 4)`. `steps` are when its steps begin; its window
-    holds `count` of them. `world` is how many ranks the run has, None if its file does not tell.
+    message. `moments` are its own begin, and when each of its `n` collectives came and ended; by then it had `done` so
+    much of each of `CAUSES`, of shape `(1 + 2n, 4)`. `steps` are those that launched them; its
+    window holds `count`. `world` is how many ranks the run has, None if its file does not tell.
     """
 
     path: Path
@@ -45,7 +45,6 @@ class RankNumbers:
     unix: bool
     window: tuple[int, int]
     did: tuple[int, int, int, int]
-    seen: bool
     names: tuple[str, ...]
     moments: Ints
     done: Ints
@@ -53,11 +52,6 @@ class RankNumbers:
     count: float
     messages: tuple[Message | None, ...]
     world: int | None
-
-    def earlier(self, time: int) -> RankNumbers:
-        """Return them by a clock that is so many ns behind."""
-        start, end = (edge - time for edge in self.window)
-        return replace(self, window=(start, end), moments=self.moments - time, steps=self.steps - time)
 
 
 def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = None) -> RankTable:
@@ -78,7 +72,7 @@ def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = 
         files, named = found(path, stack)
         numbers, left_out = tried(partial(_numbers_of, part=steps), files, named, executor)
         every = [each for of_file in numbers for each in of_file]
-        if len(every) < 2:
+        if len({(each.path, each.label) for each in every}) < 2:
             raise TraceError(f"ranks() needs the traces of two ranks at least, and {path} has one; read it alone")
         table = _joined(every)
         telling = dict.fromkeys(every[row.device].path for row in table.telling)
@@ -86,8 +80,11 @@ def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = 
         lacks = absent([(each.rank, each.world) for each in every])
         context = timeline.context  # it tells of those that are read again
         told, missing = ((*(e for e in part if ABSENT not in e), *lacks) for part in (context.notes, context.missing))
-        timeline = replace(timeline, context=replace(context, notes=told, missing=missing))
-        return replace(table, timeline=timeline, notes=(*told_of(left_out, files), *lacks))
+        return replace(
+            table,
+            timeline=replace(timeline, context=replace(context, notes=told, missing=missing)),
+            notes=(*told_of(left_out, files), *lacks),
+        )
 
 
 def _numbers_of(path: Path, part: slice | None = None) -> list[RankNumbers] | TraceError:
@@ -95,21 +92,17 @@ def _numbers_of(path: Path, part: slice | None = None) -> list[RankNumbers] | Tr
     raws = attempted(path, alone=False, part=part)
     if not isinstance(raws, list):
         return TraceError(f"{path} is a timeline that loaderviz saved") if isinstance(raws, Timeline) else raws
-    return [_numbers(path, raw) for raw in raws if len(raw.columns["start"])]
+    timelines = ((raw, made_of([raw])) for raw in raws if len(raw.columns["start"]))
+    return [_numbers(path, *each, device) for each in timelines for device in devices_of(each[1])]
 
 
-def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
-    timeline = made_of([raw])
-    device, _ = choose_device(timeline)
+def _numbers(path: Path, raw: RawTrace, timeline: Timeline, device: int) -> RankNumbers:
     loop, zero = Loop.of(timeline, device), timeline.context.zero or 0
     start, end = window_of(timeline, loop.window)
-    mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == device) & (timeline.end > timeline.start)
-    rows = np.flatnonzero(mine)
-    times = Times(timeline, start, end)
-    told = {message.correlation: message for message in timeline.context.messages}
-    whole = Times(timeline, *window_of(timeline, None))
-    begin = whole.begin(device) if len(rows) else timeline.begin
-    moments = np.r_[begin, start, timeline.start[rows], timeline.end[rows]]
+    rows = np.flatnonzero(
+        (device_of(timeline) == device) & timeline.where(Kind.COMMUNICATION) & (timeline.end > timeline.start)
+    )
+    moments, done = done_by(Times(timeline, *window_of(timeline, None)), device, rows)
     return RankNumbers(
         path,
         raw.label or (f"rank {raw.rank}" if raw.rank is not None else ""),
@@ -117,14 +110,13 @@ def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
         timeline.context.device,
         timeline.context.zero is not None,
         (start + zero, end + zero),
-        times.of(device),
-        bool(times.lanes(device)),
+        Times(timeline, start, end).of(device),
         tuple(timeline.names[name] for name in timeline.name[rows].tolist()),
         moments + zero,
-        np.stack([intervals.covered_before(part, moments) for part in whole.parted(device)], axis=1),
-        begin_of(timeline, device, loop.spans) + zero if len(loop.spans) else rows[:0],
+        done,
+        timeline.batch[rows],
         loop.count(start, end),
-        tuple(told.get(correlation) for correlation in timeline.correlation[rows].tolist()),
+        tuple(messages_of(timeline, rows)),
         raw.world,
     )
 
@@ -132,47 +124,42 @@ def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
 def _joined(every: list[RankNumbers]) -> RankTable:
     """Return the table of these ranks, by a timeline of their collectives and steps alone; they are put in order."""
     every.sort(key=lambda each: (each.rank is None, each.rank or 0))  # as `read` does
-    labels = [each.label for each in every]
-    names = [each.label if labels.count(each.label) == 1 else "" for each in every]
-    apart = (each.moments[2:][len(each.names) :] for each in every)
-    kinds = (clocks.kinds(each.names, each.messages) for each in every)
-    off = clocks.ahead(list(zip(kinds, apart, strict=True)))
-    every = [each.earlier(behind) for each, behind in zip(every, off, strict=True)]
+    files = Counter(label for label, _ in {(each.label, each.path) for each in every})
+    names = [each.label if files[each.label] == 1 else "" for each in every]
+    off = clocks.ahead(
+        [(clocks.kinds(each.names, each.messages), each.moments[1 + len(each.names) :]) for each in every]
+    )
+    every = [
+        replace(each, window=(each.window[0] - ahead, each.window[1] - ahead), moments=each.moments - ahead)
+        for each, ahead in zip(every, off, strict=True)
+    ]
     together, first = all(each.unix for each in every), min(each.window[0] for each in every)
-    builder, zeros = TimelineBuilder(Context(", ".join(dict.fromkeys(each.device for each in every)))), list[int]()
-    messages = list[Message]()
+    zeros = [first if together else each.window[0] for each in every]
+    builder, messages = (
+        TimelineBuilder(Context(", ".join(dict.fromkeys(each.device for each in every)))),
+        list[Message](),
+    )
     for number, (each, name) in enumerate(zip(every, names, strict=True)):
-        zeros.append(first if together else each.window[0])
-        name = name or f"file {number}"
-        main = builder.lane(f"{name} main", "host", "main", device=number)
-        stream = builder.lane(f"{name} collectives", "device", number=number, device=number)
-        for step, start in enumerate((each.steps - zeros[-1]).tolist(), 1):
-            builder.span(start, start, main, Kind.RANGE, f"ProfilerStep#{step}", batch=step)
-        times = np.split(each.moments[2:] - zeros[-1], 2)
-        for came, ended, what, message in zip(*map(np.ndarray.tolist, times), each.names, each.messages, strict=True):
+        lane = builder.lane(f"{name or f'file {number}'} collectives", "device", number=number, device=number)
+        numbers = (*np.split(each.moments[1:] - zeros[number], 2), each.steps)
+        for came, ended, step, what, message in zip(
+            *map(np.ndarray.tolist, numbers), each.names, each.messages, strict=True
+        ):
             correlation = -1 if message is None else len(messages)
             messages += [message._replace(correlation=correlation)] if message else []
-            builder.span(came, ended, stream, Kind.COMMUNICATION, what, correlation=correlation)
+            builder.span(came, ended, lane, Kind.COMMUNICATION, what, batch=step, correlation=correlation)
     builder.context = replace(builder.context, messages=tuple(messages))
     busiest = max(range(len(every)), key=lambda at: sum(every[at].did[:2]))
     start, end = (edge - zeros[busiest] for edge in every[busiest].window)
     timeline = builder.build()
     for number, each in enumerate(every):
         mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == number)
-        computed = np.split(each.done[2:, 0], 2)
-        timeline.results.setdefault("beside", np.zeros((2, len(timeline)), np.int64))[:, mine] = (
-            computed[1] - computed[0]
-        )
-    late = replace(lateness(timeline, (start, end), busiest), steps=every[busiest].count)
-    spent = np.zeros((len(late.parts), len(CAUSES)), np.int64)
-    for number, each in enumerate(every):
-        mine = late.device == number
-        came, order = timeline.start[late.parts[mine]], np.argsort(each.moments, kind="stable")
-        since = since_when(start, came, timeline.end[late.parts[mine]])
-        for cause, (done, begins) in enumerate(zip(each.done[order].T, since, strict=True)):
-            known, until = (
-                np.interp(at, each.moments[order] - zeros[number], done) for at in (begins, np.maximum(came, start))
-            )
-            spent[mine, cause] = (until - known).round()
-    seen = {number: each.seen for number, each in enumerate(every)}
-    return table_of(timeline, late, {number: each.did for number, each in enumerate(every)}, spent, seen)
+        idle = timeline.results.setdefault("unoccupied", np.zeros((2, len(timeline)), np.int64))
+        idle[:, mine] = np.split((each.moments - each.done[:, 0])[1:], 2)
+    late = lateness(timeline, (start, end), every[busiest].count)
+    return table_of(
+        timeline,
+        late,
+        {number: each.did for number, each in enumerate(every)},
+        lambda number: (every[number].moments - zeros[number], every[number].done),
+    )

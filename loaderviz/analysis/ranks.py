@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from statistics import median
@@ -22,18 +22,21 @@ from loaderviz.metrics import (
     Lateness,
     check_timeline,
     collectives,
+    device_of,
     devices_of,
     lateness,
     loop_lanes,
+    messages_of,
     once,
     rank_of,
     summarize,
     usually,
+    window_of,
 )
-from loaderviz.timeline import COPIES, Cause, Ints, Kind, Message, Timeline, gathered, grouped
+from loaderviz.timeline import ABSENT, COPIES, Cause, Ints, Kind, Message, Timeline, gathered, grouped
 
 CAUSE = 0.2  # of what a rank is late: what explains less of it is not told as the reason
-BAR = 20  # characters
+BAR, _BAR = 20, "height:10px;background:currentColor;opacity:.5"  # characters, and the style of a bar in HTML
 FEW, DRAWN = 8, 3  # ranks: of more than these a table folds most, and a picture has only the telling ones
 CAUSES = {
     "computes": "its kernels take",
@@ -128,8 +131,8 @@ class RankTable:
     """The ranks of a timeline in their order; `shared` collectives were seen of several of them.
 
     `collectives` are these, in order of start: their message sizes, arrival skews, transfers and bandwidths.
-    `late` are the ranks to blame, the worst first, of what `lateness` says. Where `loaderviz.ranks` has made the table,
-    `timeline` has the telling ranks, and `notes` say what was left out.
+    `late` are the ranks to blame, the worst first, of what `lateness` says. `notes` say what was left out, and which
+    ranks are missing. Where `loaderviz.ranks` has made the table, `timeline` has the telling ranks.
     """
 
     rows: tuple[RankRow, ...]
@@ -168,10 +171,9 @@ class RankTable:
         >>> loaderviz.ranks("run/").to_dict()["collectives"][0]["skew"]
         300000
         """
-        late = [{"rank": each.row.rank, "cause": each.cause, "more": each.more} for each in self.late]
         return {
             "ranks": [asdict(row) for row in self.rows],
-            "late": late,
+            "late": [{"rank": each.row.rank, "cause": each.cause, "more": each.more} for each in self.late],
             "collectives": [each.to_dict() for each in self.collectives],
             "notes": list(self.notes),
         }
@@ -188,17 +190,22 @@ class RankTable:
                 "not known" if speed is None else f"{least}{words.size(speed)}/s"
                 for speed in (usual.algorithm_bandwidth, usual.bus_bandwidth)
             ]
-            size = "not known" if usual.nbytes is None else words.size(usual.nbytes)
-            ranks = "not known" if usual.ranks is None else str(usual.ranks)
-            times = words.duration(skew), words.duration(transfer)
-            name, kind = words.one_line(usual.name, 60), words.one_line(usual.dtype or "", 20)
-            cells.append((name, f"{len(alike):,}", size, kind, ranks, *times, *speeds))
+            cells.append(
+                (
+                    words.one_line(usual.name, 60),
+                    f"{len(alike):,}",
+                    "not known" if usual.nbytes is None else words.size(usual.nbytes),
+                    words.one_line(usual.dtype or "", 20),
+                    "not known" if usual.ranks is None else str(usual.ranks),
+                    words.duration(skew),
+                    words.duration(transfer),
+                    *speeds,
+                )
+            )
         return cells
 
     def _parts(self) -> tuple[list[RankRow], list[RankRow]]:
-        if len(self.rows) <= FEW:
-            return list(self.rows), []
-        shown = list(self.telling)
+        shown = list(self.rows if len(self.rows) <= FEW else self.telling)
         return shown, [row for row in self.rows if row not in shown]
 
     def _cells(self, rows: list[RankRow]) -> list[tuple[str, ...]]:
@@ -226,14 +233,14 @@ class RankTable:
     @property
     def _told(self) -> str:
         notes = [f"{note[:1].upper()}{note[1:]}." for note in self.notes]
-        return "\n".join([*(self.told if self.shared else ["No collective was seen of several ranks."]), *notes])
+        return "\n".join([*(self.told if self.shared else [_NONE_SEEN]), *notes])
 
     def __str__(self) -> str:
         shown, folded = self._parts()
         bars = ["█" * round(BAR * self._bar(row)) for row in shown]
         lines = words.aligned([(*_HEAD, ""), *((*row, bar) for row, bar in zip(self._cells(shown), bars, strict=True))])
         if folded:
-            waits = words.duration(min(row.waits for row in folded)), words.duration(max(row.waits for row in folded))
+            waits = (words.duration(edge(row.waits for row in folded)) for edge in (min, max))
             lines.append(f"{words.count(len(folded), 'more rank')} wait for others {' to '.join(dict.fromkeys(waits))}")
         moved = self._moved()
         more = [f"and {words.count(len(moved) - FEW, 'more kind')} of collectives"] * (len(moved) > FEW)
@@ -245,20 +252,21 @@ class RankTable:
     def _repr_html_(self) -> str:
         shown, folded = self._parts()
         more = f"<details><summary>{words.count(len(folded), 'more rank')}</summary>{self._html(folded)}</details>"
-        told = f"<p>{'<br>'.join(escape(self._told).splitlines())}</p>"
         moved = [[escape(cell) for cell in row] for row in self._moved()]
         rest = f"<details><summary>more kinds of collectives</summary>{words.table(_MOVED, moved[FEW:])}</details>"
         table = f"{words.table(_MOVED, moved[:FEW]) if moved else ''}{rest if moved[FEW:] else ''}"
-        return f"{self._html(shown)}{more if folded else ''}{told}{table}"
+        return (
+            f"{self._html(shown)}{more if folded else ''}<p>{'<br>'.join(escape(self._told).splitlines())}</p>{table}"
+        )
 
     def _html(self, rows: list[RankRow]) -> str:
         """Rows as a table, with what each waits as a bar."""
-        style = "height:10px;background:currentColor;opacity:.5"
-        bars = [f'<div style="width:{120 * self._bar(row):.0f}px;{style}"></div>' for row in rows]
+        bars = [f'<div style="width:{120 * self._bar(row):.0f}px;{_BAR}"></div>' for row in rows]
         cells = [[*map(escape, cells), bar] for cells, bar in zip(self._cells(rows), bars, strict=True)]
         return words.table((*_HEAD, ""), cells)
 
 
+_NONE_SEEN = "No collective was seen on the GPUs of several ranks, so nobody is told to be late."
 _HEAD = ("rank", "kernels", "copies", "loading", "other host work", "holds others up", "waits for others")
 _MOVED = (
     "collective",
@@ -280,8 +288,7 @@ class Times:
         self.timeline, self.by_lane = timeline, timeline.by_lane()
         self.first, self.last = np.clip(timeline.start, start, end), np.clip(timeline.end, start, end)
         self.window = np.array([[start, end]])
-        self.loop = loop_lanes(timeline)
-        lanes = timeline.lanes
+        self.loop, lanes = loop_lanes(timeline), timeline.lanes
         self.ranks = gathered((lanes[lane].device, lane) for lane in self.loop)  # by the rank's first device
         self.streams = gathered((each.device, lane) for lane, each in enumerate(lanes) if each.group == "device")
         self.known: dict[int, tuple[Intervals, Intervals, int]] = {}
@@ -305,7 +312,7 @@ class Times:
     def works(self, device: int) -> tuple[Intervals, Intervals]:
         """When a device computes, and when it copies."""
         lanes = self.streams.get(device, [])
-        return self.when(lanes, "kind", Kind.COMPUTE), self.when(lanes, "kind", *COPIES)
+        return self.when(lanes, "kind", Kind.COMPUTE), self.when(lanes, "kind", *COPIES, Kind.COPY_D2D)
 
     def host(self, device: int) -> tuple[Intervals, Intervals, int]:
         """When the loop's threads fetch, pin and wait for batches, when they wait for staging; how long else they work.
@@ -334,7 +341,8 @@ class Times:
         """When a device does what each of `CAUSES` says, and nothing of what stands before it there."""
         computes, copies = self.works(device)
         loads, staging, _ = self.host(device)
-        parts = (computes, either(copies, intervals.subtract(staging, loads)), loads, self.window)
+        rest = self.window[: bool(self.lanes(device))]  # a GPU without work has a host, if one is seen
+        parts = (computes, either(copies, intervals.subtract(staging, loads)), loads, rest)
         return [*intervals.layers(self.window, dict(zip(CAUSES, parts, strict=True))).values()]
 
 
@@ -348,20 +356,24 @@ def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> Ran
     if len(devices) < 2:
         return None
     found = lateness(timeline, window)
-    times, spent = Times(timeline, *found.window), np.zeros((len(found.parts), len(CAUSES)), np.int64)
-    for device in np.unique(found.device).tolist() if found.late else ():
-        mine = found.device == device
-        spent[mine] = spent_before(times, device, timeline.start[found.parts[mine]], timeline.end[found.parts[mine]])
-    seen = {device: bool(times.lanes(device)) for device in devices}
-    return table_of(timeline, found, {device: times.of(device) for device in devices}, spent, seen)
+    rows = np.flatnonzero(timeline.where(Kind.COMMUNICATION) & (timeline.end > timeline.start))
+    whole, places = Times(timeline, *window_of(timeline, None)), np.searchsorted(devices, device_of(timeline)[rows])
+    of = dict(zip(devices, grouped(places, len(devices)), strict=True))
+    times = Times(timeline, *found.window)
+    did = {device: times.of(device) for device in devices}
+    table = table_of(timeline, found, did, lambda device: done_by(whole, device, rows[of[device]]))
+    return replace(table, notes=tuple(each for each in timeline.context.missing if ABSENT in each))
 
 
 def table_of(
-    timeline: Timeline, found: Lateness, did: dict[int, Sequence[int]], spent: Ints, seen: dict[int, bool]
+    timeline: Timeline,
+    found: Lateness,
+    did: dict[int, tuple[int, int, int, int]],
+    done: Callable[[int], tuple[Ints, Ints]],
 ) -> RankTable:
     """Return the table of ranks that `did` so much, by device: ns of kernels, copies, loading and other work.
 
-    `spent` is what they did before each part of a collective; `seen` tells of which devices a host is seen.
+    `done` tells of a device what it had done by when; see `done_by`.
     """
     parts, devices = found.parts, list(did)
     waits = np.minimum(collectives(timeline)[1][parts], timeline.end[parts]) - timeline.start[parts]
@@ -371,8 +383,13 @@ def table_of(
         device: RankRow(rank_of(timeline, device), device, *(*did[device], int(waits), int(blame)))
         for device, waits, blame in zip(devices, waited, blamed, strict=True)
     }
+    spent = np.zeros((len(parts), len(CAUSES)), np.int64)
+    for device in np.unique(found.device).tolist() if found.late else ():
+        mine = found.device == device
+        came, ended = timeline.start[parts[mine]], timeline.end[parts[mine]]
+        spent[mine] = spent_before(found.window[0], came, ended, *done(device))
     late = [
-        Culprit(rows[each], *_why(found, spent, each, seen[each]), often)
+        Culprit(rows[each], *_why(found, spent, each), often)
         for each, often in zip(found.late, found.often, strict=True)
     ]
     moved = collectives_of(timeline, found)
@@ -381,43 +398,55 @@ def table_of(
 
 def collectives_of(timeline: Timeline, found: Lateness) -> tuple[Collective, ...]:
     """Return the collectives of a window in order of start. What its ranks tell of one differently is not known."""
-    told, moved = {message.correlation: message for message in timeline.context.messages}, list[Collective]()
+    told, moved = messages_of(timeline, found.parts), list[Collective]()
     for places in grouped(found.group, int(found.group.max(initial=-1)) + 1):
         rows = found.parts[places]
         came, ended = timeline.start[rows], timeline.end[rows]
-        messages = [told[each] for each in timeline.correlation[rows].tolist() if each in told]
+        messages = [message for place in places.tolist() if (message := told[place])]
         agreed = dict[str, Any]()
         for name in Message._fields[1:]:
             values = {getattr(each, name) for each in messages}
             agreed[name] = values.pop() or None if len(values) == 1 else None
         agreed["name"] = agreed["name"] or timeline.names[timeline.name[rows[0]]].partition("(")[0]
         times = int(came.min()), int(came.max())
-        spent = times[1] - times[0], int(ended.min()) - times[1]
         moved.append(
-            Collective(**agreed, seen=len(rows), start=times[0] - found.window[0], skew=spent[0], transfer=spent[1])
+            Collective(
+                **agreed,
+                seen=len(rows),
+                start=times[0] - found.window[0],
+                skew=times[1] - times[0],
+                transfer=int(ended.min()) - times[1],
+            )
         )
     return tuple(sorted(moved, key=lambda each: each.start))
 
 
-def spent_before(times: Times, device: int, came: Ints, ended: Ints) -> Ints:
-    """Return for how long a rank did each of `CAUSES` before each of its collectives [ns]: a column for each."""
-    since = since_when(times.begin(device), came, ended)
-    parts = zip(times.parted(device), since, strict=True)
-    return np.stack([intervals.covered_within(part, start, came) for part, start in parts], axis=1)
+def done_by(whole: Times, device: int, rows: Ints) -> tuple[Ints, Ints]:
+    """Return when a rank's recording begins, and each of its collectives does, and ends [ns]; and what it had done.
 
-
-def since_when(begin: int, came: Ints, ended: Ints) -> list[Ints]:
-    """Return from when on each of `CAUSES` counts before a collective that a rank came to [ns].
-
-    That is the end of the collective before, which all ranks have in common. Kernels count from when the rank came to
-    that one: what those who wait in it compute meanwhile, the late one computes after it.
+    That is for how long it did each of `CAUSES` by then, a column for each.
     """
-    ends, starts = np.r_[begin, np.sort(ended)], np.r_[begin, np.sort(came)]
-    since = ends[np.searchsorted(ends[1:], came, side="right")]
-    return [starts[np.searchsorted(starts[1:], came)], *[since] * (len(CAUSES) - 1)]
+    begin = whole.begin(device) if len(rows) else whole.timeline.begin
+    moments = np.r_[begin, whole.timeline.start[rows], whole.timeline.end[rows]]
+    return moments, np.stack([intervals.covered_before(part, moments) for part in whole.parted(device)], axis=1)
 
 
-def _why(found: Lateness, spent: Ints, device: int, host_is_seen: bool) -> tuple[str, int]:
+def spent_before(start: int, came: Ints, ended: Ints, moments: Ints, done: Ints) -> Ints:
+    """Return for how long a rank did each of `CAUSES` before each of its collectives [ns], from `start` on.
+
+    By these `moments` it had `done` so much of each; what it does between two of them, it does evenly. It counts from
+    the end of the collective before, which all ranks have in common. Kernels count from when the rank came to that one:
+    what those who wait in it compute meanwhile, the late one computes after it. So does the rest, if that one goes on.
+    """
+    starts, ends, order = np.empty_like(came), np.r_[start, np.sort(ended)], np.argsort(came, kind="stable")
+    starts[order] = np.r_[start, came[order]][:-1]
+    since = np.maximum(starts, ends[np.searchsorted(ends[1:], came, side="right")])
+    order, edges = np.argsort(moments, kind="stable"), np.maximum(start, [[starts, came], *[[since, came]] * 3])
+    known = [np.interp(times, moments[order], each) for times, each in zip(edges, done[order].T, strict=True)]
+    return np.diff(known, axis=1)[:, 0].T.round().astype(np.int64)
+
+
+def _why(found: Lateness, spent: Ints, device: int) -> tuple[str, int]:
     """Return why a device is late, as a key of `CAUSES`, and by how many ns that is longer than in the others.
 
     Compared is all that they do in the steps in which it is late, between collectives of whichever groups.
@@ -431,9 +460,7 @@ def _why(found: Lateness, spent: Ints, device: int, host_is_seen: bool) -> tuple
     fair = ~np.isin(devices, found.late) if len(found.late) < len(devices) else devices != device
     more = (did[devices == device][0] - did[fair].mean(axis=0))[late].sum(axis=0)
     best = int(more.argmax())
-    name = list(CAUSES)[best]
-    known = name != "works" or host_is_seen  # a GPU without work has a host that is late, if one is seen
-    return (name, round(more[best])) if known and more[best] >= CAUSE * held[late].sum() else ("", 0)
+    return (list(CAUSES)[best], round(more[best])) if more[best] >= CAUSE * held[late].sum() else ("", 0)
 
 
 def drawn(timeline: Timeline) -> Timeline:
@@ -446,8 +473,10 @@ def drawn(timeline: Timeline) -> Timeline:
     kept = [n for n, lane in enumerate(timeline.lanes) if lane.device in (hosts if lane.group == "host" else devices)]
     here = np.isin(timeline.lane, kept)
     part, place = timeline.only(here), {lane: n for n, lane in enumerate(kept)}
-    named = ", ".join(f"{row.rank} ({name})" for row, name in table.telling.items())
-    note = f"of {len(mains)} ranks {len(table.telling)} are drawn, {named}; the table has the others"
+    note = (
+        f"of {len(mains)} ranks {len(table.telling)} are drawn, "
+        f"{', '.join(f'{row.rank} ({name})' for row, name in table.telling.items())}; the table has the others"
+    )
     shown = replace(
         part,
         context=replace(part.context, notes=(note, *part.context.notes)),
@@ -455,7 +484,6 @@ def drawn(timeline: Timeline) -> Timeline:
         spans=part.spans | {"lane": np.searchsorted(kept, part.lane).astype(part.lane.dtype)},
         marks=tuple(replace(mark, lane=place[mark.lane]) for mark in part.marks if mark.lane in place),
     )
-    number, arrival = collectives(timeline)
     summarize(timeline)
-    shown.results.update(timeline.results | {"collectives": (number[here], arrival[here])})
+    shown.results.update(timeline.results | {"collectives": tuple(each[here] for each in collectives(timeline))})
     return shown

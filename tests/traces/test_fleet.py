@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
-from factory import real, shared
+from factory import real, shared, slow
 from trace_files import BASE, call, loop, note, op, repeated, straggling, trace, work, write
 
 import loaderviz as lv
@@ -17,30 +17,34 @@ from loaderviz.traces import TraceError
 
 
 def alike(table, whole):
-    """Whether two tables say the same, but for what a rank did in its own steady state.
-
-    What it computed while it waited is known of each whole collective.
-    """
-    assert [(row.rank, row.waits) for row in table.rows] == [(row.rank, row.waits) for row in whole.rows]
-    near = 0.005 * sum(row.blame for row in whole.rows)
-    assert [row.blame for row in table.rows] == pytest.approx([row.blame for row in whole.rows], rel=0.005, abs=near)
-    assert [(each.row.rank, each.cause, each.often) for each in table.late] == [
-        (each.row.rank, each.cause, each.often) for each in whole.late
-    ]
-    assert [each.more for each in table.late] == pytest.approx([each.more for each in whole.late], rel=0.005)
-    assert table.lateness.late == whole.lateness.late and table.shared == whole.shared
-    assert table.lateness.cost == pytest.approx(whole.lateness.cost, rel=0.005)
+    """Whether two tables say the same, but for what a rank did in its own steady state."""
+    rows, wanted = ([(row.rank, row.waits, row.blame) for row in each.rows] for each in (table, whole))
+    late, their = ([replace(found, row=None) for found in each.late] for each in (table, whole))
+    assert (rows, late) == (wanted, their)
+    assert replace(table.lateness, window=()) == replace(whole.lateness, window=())
+    assert table.collectives == whole.collectives
 
 
-@pytest.mark.parametrize(("late", "count"), [(0, 2), (7, 12), (3, 4)])
-def test_the_table_is_that_of_all_ranks_in_one_timeline(tmp_path, late, count):
-    straggling(tmp_path, late, count=count)
+@pytest.mark.parametrize(("late", "count", "gpus"), [(0, 2, 1), (7, 12, 1), (3, 4, 1), (3, 4, 2), (None, 8, 1)])
+def test_the_table_is_that_of_all_ranks_in_one_timeline(tmp_path, late, count, gpus):
+    straggling(tmp_path, late, count=count, world_size=count)
+    if gpus > 1:
+        data = json.loads((tmp_path / "1.json").read_text())
+        write(
+            tmp_path, data | {"traceEvents": [*data["traceEvents"], work("gemm", BASE + 90, 9, 1, device=9)]}, "1.json"
+        )
     table, whole = lv.ranks(tmp_path), rank_table(lv.read(tmp_path))
     alike(table, whole)
+    names = ["0", "1 GPU 0", "1 GPU 1", "2", "3"] if gpus > 1 else [*map(str, range(count))]
+    assert [row.rank for row in table.rows] == names
     assert [(row.computes, row.copies) for row in table.rows] == [(row.computes, row.copies) for row in whole.rows]
     assert {row.rank for row in table.telling} == {row.rank for row in whole.telling}
-    assert str(late) in {lane.name.split()[1] for lane in table.timeline.lanes}
-    assert str(table) == str(table) and "Rank" in table._repr_html_()
+    assert [(each.row.rank, each.cause, each.often) for each in table.late] == [(str(late), "loads", 6)] * (
+        late is not None
+    )
+    assert not table.notes and not table.timeline.context.missing and "not read" not in str(table.timeline.context)
+    assert late is None or str(late) in {lane.name.split()[1] for lane in table.timeline.lanes}
+    assert str(table) == str(table) and "late" in table._repr_html_()
 
 
 def test_what_runs_under_a_collective_that_no_other_file_has_is_not_lost(tmp_path):
@@ -80,13 +84,6 @@ def test_lateness_of_a_step_is_that_of_its_time_where_not_all_steps_are_marked(t
     alike(lv.ranks(tmp_path), rank_table(timeline))
 
 
-def test_nobody_is_late_where_all_come_together(tmp_path):
-    straggling(tmp_path, 99, count=8)
-    table = lv.ranks(tmp_path)
-    assert table.late == () and "No rank is late" in str(table)
-    alike(table, rank_table(lv.read(tmp_path)))
-
-
 def test_a_pool_gives_the_same_and_each_rank_is_a_few_kilobytes(tmp_path):
     straggling(tmp_path, 5, count=9, steps=40)
     with ProcessPoolExecutor(2) as pool:
@@ -124,7 +121,7 @@ def test_ranks_without_collectives_are_a_table_without_anybody_late(tmp_path):
         write(tmp_path, trace(*loop(), distributedInfo={"rank": rank}), f"{rank}.json")
     table = lv.ranks(tmp_path)
     assert [row.rank for row in table.rows] == ["0", "1", "2"] and not table.shared
-    assert "No collective was seen of several ranks" in str(table)
+    assert "No collective was seen on the GPUs of several ranks" in str(table)  # gloo's are on the host
 
 
 @pytest.mark.parametrize(
@@ -154,18 +151,19 @@ def test_odd_arguments(tmp_path):
         lv.ranks([saved, saved])
 
 
-def test_two_real_ranks():
-    """Rank 1 computes under collectives that only its own file has."""
-    alike(lv.ranks(shared("two_ranks")), rank_table(real("two_ranks")))
-
-
-@pytest.mark.slow
-def test_eight_real_ranks():
-    """Rank 1 of the nanoGPT run, as all of it in one timeline says."""
-    table = lv.ranks(shared("ranks8_nanogpt_2025"))
-    alike(table, rank_table(real("ranks8_nanogpt_2025")))
-    assert "in 84 collectives of 206.7 ms." in str(table)  # and not in the 185.8 ms for which rank 1 was recorded
-    assert [each.row.rank for each in table.late] == ["1"] and round(table.lateness.share, 2) == 0.85
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "two_ranks",
+            "the others wait 12.",
+        ),  # they exchange all with all; rank 1 computes beside what its file alone has
+        slow("ranks8_nanogpt_2025", "in 84 collectives of 206.7 ms."),  # not in the 185.8 ms of rank 1
+    ],
+)
+def test_real_ranks(name, told):
+    alike(table := lv.ranks(shared(name)), rank_table(real(name)))
+    assert told in str(table)
 
 
 def test_a_part_of_the_steps_is_that_of_all_ranks_in_one_timeline(tmp_path):
@@ -213,17 +211,7 @@ def test_a_rank_that_has_no_file_is_missing(tmp_path, worlds, ranks, told):
     table = lv.ranks(tmp_path)
     assert [each for each in table.notes if "others may wait" in each] == list(table.timeline.context.missing)
     if ranks is None:
-        assert table.timeline.context.missing == timeline.context.missing
+        assert table.timeline.context.missing == timeline.context.missing == rank_table(timeline).notes
     alone = lv.read(tmp_path / "0.json").context
     assert not alone.missing
     assert ("were not read" in "".join(alone.notes)) is (type(worlds[0]) is int and 1 < worlds[0] < 10**18)
-
-
-def test_what_many_ranks_lack_is_told_of_all_and_not_of_the_telling_ones(tmp_path):
-    straggling(tmp_path, 7, count=12)
-    for path in tmp_path.iterdir():
-        data = json.loads(path.read_text())
-        data["distributedInfo"]["world_size"] = 12
-        write(tmp_path, data, path.name)
-    table = lv.ranks(tmp_path)
-    assert not table.notes and not table.timeline.context.missing and "not read" not in str(table.timeline.context)

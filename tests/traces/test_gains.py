@@ -1,7 +1,7 @@
 """What advice on a file promises, beside sums by hand: traces as torch.profiler writes them, times in µs."""
 
 import pytest
-from trace_files import BASE, call, copy, note, op, read_events, repeated, straggling, trace, work, write
+from trace_files import BASE, call, copy, note, op, read_events, repeated, straggling, work
 
 import loaderviz as lv
 from loaderviz.analysis import what_if
@@ -282,26 +282,6 @@ def test_a_file_without_correlation_ids_is_told_as_such(tmp_path):
     told = lv.advise(read_events(tmp_path, *events, op("aten::mm", BASE + 30_000, 100)))
     assert "launches put on the GPU: no event has a correlation id" in told[0].evidence
     assert "captured" not in str(told)
-
-
-def test_of_ranks_without_a_device_the_one_that_waits_for_its_data_is_judged(tmp_path):
-    """The others wait for it in their gloo collective."""
-    for rank in range(3):
-        loads = 300 if rank == 1 else 20
-        events = repeated(
-            6,
-            1_000,
-            lambda n, at, loads=loads: [
-                note(f"ProfilerStep#{n + 3}", at, 1_000),
-                op(f"{LOADER_NEXT}_MultiProcessingDataLoaderIter.__next__", at, loads),
-                op("aten::linear", at + loads + 10, 200),
-                op("gloo:all_reduce", at + loads + 220, 750 - loads),
-            ],
-        )
-        write(tmp_path, trace(*events, distributedInfo={"rank": rank}), f"{rank}.json")
-    advice = lv.advise(lv.read(tmp_path))
-    assert advice.judged.startswith("Judged: rank 1, one of 3, ") and "device" not in advice.judged
-    assert advice[0].kind == "waiting-for-data" and "waits 300 µs a step" in advice[0].evidence
 
 
 def test_a_pause_inside_a_marked_step_is_not_said_to_belong_to_no_step(tmp_path):

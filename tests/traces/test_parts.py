@@ -125,7 +125,12 @@ def test_a_part_of_an_unmarked_or_a_saved_file_is_refused(path, tmp_path):
     unmarked = write(tmp_path, trace(*loop()[1:]), "unmarked.json")
     saved, marks = read(path).save(tmp_path / "saved.json"), r"nothing in .*unmarked.json marks .* counted.*window="
     whole = r"timeline.between\(start, end\) gives a part"
-    for file, part, told in ((unmarked, "steps", marks), (saved, "steps", whole), (saved, "window", whole)):
+    for file, part, told in (
+        (unmarked, "steps", marks),
+        (saved, "steps", whole),
+        (saved, "window", whole),
+        (saved, "ranks", whole),
+    ):
         with pytest.raises(TraceError, match=told):
             read(file, **{part: slice(0, 1) if part == "steps" else (0, 5)})
 

@@ -91,13 +91,6 @@ def test_odd_ranks_and_executors_are_refused(folder, option, given):
         read(folder, **{option: given})
 
 
-def test_a_folder_of_which_nothing_is_a_trace_says_why(tmp_path):
-    write(tmp_path, "hello", "a.json")
-    write(tmp_path, "there", "b.json")
-    with pytest.raises(TraceError, match=r"a\.json is no trace: it looks like a text file"):
-        read(tmp_path)
-
-
 def test_of_many_files_that_are_left_out_a_few_are_named(folder):
     for number in range(9):
         write(folder, "hello", f"x{number}.json")

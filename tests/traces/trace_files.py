@@ -68,7 +68,7 @@ def write(folder, data, name="trace.json"):
     return path
 
 
-def straggling(folder, late, count=12, steps=6):
+def straggling(folder, late, count=12, steps=6, **told):
     """Files of `count` ranks that reduce in each step; the loader of rank `late` takes 300 µs longer than any other."""
     for rank in range(count):
         loads = 50 + (300 if rank == late else 5 * rank)
@@ -84,7 +84,7 @@ def straggling(folder, late, count=12, steps=6):
                 work("ncclDevKernel_AllReduce_Sum", at + loads + 350, 550 - loads, 10 * n + 2, 20, device=rank),
             ],
         )
-        write(folder, trace(*events, distributedInfo={"rank": rank}), f"{rank}.json")
+        write(folder, trace(*events, distributedInfo={"rank": rank, **told}), f"{rank}.json")
 
 
 def read_events(folder, *events, **outer):
