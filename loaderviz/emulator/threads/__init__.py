@@ -34,8 +34,9 @@ from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hazards.between_threads import BetweenThreads
 from loaderviz.emulator.host import OwnTime
 from loaderviz.emulator.runtime import Runtime
-from loaderviz.emulator.threads.gil import Gil
+from loaderviz.emulator.threads.gil import Gil, Line
 from loaderviz.errors import LoadervizError, NotModelledError
+from loaderviz.stations import is_program
 from loaderviz.timeline import Cause, Kind
 
 UNNAMED = re.compile(r"^(Thread|ThreadPoolExecutor)-\d+(_\d+)?")  # numbered through the whole process
@@ -45,6 +46,7 @@ ELSEWHERE = "subprocess", "socket", "selectors", "ssl"  # waits that others end
 SLOW = 40  # how many looks they may take
 PROCESSES = "multiprocessing"  # the main thread may wait for them as long
 STANDARD = "threading", "queue", "concurrent", "asyncio", "contextlib"  # what the program waits with
+MADE_OF_LOCKS = {"threading", "queue", "concurrent.futures._base", "concurrent.futures.thread", "contextlib"}
 MODEL = "the program's threads take turns in virtual time; of Python one of them runs at a time (R53)"
 OUTSIDE = "a thread that is not recorded ended a wait of one that is: the timeline depends on when it did"
 UNSEEN = (
@@ -58,12 +60,14 @@ LET_GO = (
     "from {} on the program's threads ran in real time, and what they do is not in the timeline, which may depend on "
     "this machine: {}"
 )
+NOWHERE = "an unknown line"
+CIRCLE = "when the recording ended, these threads waited for each other, and would do so for ever: {}"
 YOUNG, OLD = 200, 4000  # points between two collections of young garbage; after how many comes the first one of all
 ASKS, EAGER, PAUSE = 50, 1000, 1000  # ns that a look costs; after how many without a pause [ns] each costs more
 
 
 class DeadlockError(LoadervizError, RuntimeError):
-    """Each thread of the recorded program waits for another one; it says who waits for what, and where."""
+    """Each thread of the recorded program waits for another one: who waits for whom, and where, and which failed."""
 
 
 class HostThread:
@@ -96,10 +100,11 @@ class Turn:
         self.baton = _thread.allocate_lock()
         self.baton.acquire()
         self.ident = self.at = self.version = self.looks = self.looked = 0
-        self.line: list[Turn] | None = None  # who waits for the same, this one among them
+        self.line: Line | None = None  # who waits for the same, this one among them
         self.why, self.place = "", ""
         self.problem: BaseException | None = None  # to be raised where it waits
-        self.joiners: list[Turn] = []
+        self.joiners = Line()
+        self.joiners.owner = self
         self.known: Any = None  # what it knew of the work of all, when it ended
         self.done = False
 
@@ -130,12 +135,13 @@ class Scheduler:
         self.leave_thread: Callable[[], object] = bool  # called in a thread that goes on when the recording is over
         self.running: Turn | None = None  # who has the baton
         self.main: Turn | None = None
-        self.outside: deque[list[Turn]] = deque()  # lines that a thread outside the recording has moved
+        self.outside: deque[Line] = deque()  # lines that a thread outside the recording has moved
         self.points, self._young, self._old = 0, YOUNG, OLD  # how many there were, and after how many to collect
         self._collects: tuple[int, ...] = ()  # Python's own thresholds, while it does not collect by them
         self.shares_gpu = False  # a second thread has used it
         self.let_go_for = ""  # why threads have turns no more, if they had
         self._turns: list[Turn] = []  # of threads that have not ended
+        self._failed: list[str] = []  # what errors ended others
         self._heap: list[tuple[int, int, int, Turn]] = []
         self._numbers = count()
         self._for_device: list[tuple[Callable[[], bool], Turn]] = []
@@ -213,6 +219,10 @@ class Scheduler:
         turn.done = True
         if not self.alive or self.running is not turn:
             return
+        if error := sys.exception():
+            told = [each for each in traceback.extract_tb(error.__traceback__) if is_program(each.filename)]
+            at = f"{told[-1].filename}:{told[-1].lineno}" if told else NOWHERE
+            self._failed.append(f"{turn.name} ended with {type(error).__name__}: {error} at {at}")
         self.session.give_back()
         if self.order:
             turn.known = self.order.end(turn.number)
@@ -293,7 +303,7 @@ class Scheduler:
                 self.runtime.now += max(ASKS, self.runtime.host.lock, ASKS * (turn.looks - EAGER))
                 turn.looked = self.runtime.now
 
-    def wait(self, line: list[Turn], call: str, until: int | None = None) -> bool:
+    def wait(self, line: Line, call: str, until: int | None = None) -> bool:
         """Stand in a line until somebody moves it, or until a time [ns]; tell whether it was moved.
 
         Raises what ends the program, such as a `DeadlockError`.
@@ -306,7 +316,7 @@ class Scheduler:
 
     def stand(
         self,
-        line: list[Turn],
+        line: Line,
         place: tuple[str, str],
         until: int | None = None,
         cause: Cause = Cause.THREAD,
@@ -343,7 +353,7 @@ class Scheduler:
             frame = frame.f_back
         return call, f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
-    def wake(self, line: list[Turn], *, everybody: bool = False, spread: int = 0) -> Turn | None:
+    def wake(self, line: Line, *, everybody: bool = False, spread: int = 0) -> Turn | None:
         """Let the first who stands in a line go on, or everybody, a wake-up after now; return the last of these.
 
         The wake-up takes `spread` thousandths longer than most.
@@ -358,6 +368,15 @@ class Scheduler:
             turn.line = None
             self._ready(turn, self.runtime.now + self.runtime.host.thread_wake * (1000 + spread) // 1000)
         return turn
+
+    def took(self, line: Line) -> bool:
+        """Note who has taken a lock, and where."""
+        frame: Any = sys._getframe(2)
+        while frame.f_globals.get("__name__") in MADE_OF_LOCKS and frame.f_back:
+            frame = frame.f_back
+        recorded = threading.get_ident() == self.session.thread
+        line.owner, line.taken = (self.running, (frame.f_code, frame.f_lineno)) if recorded else (None, None)
+        return True
 
     def wait_for_device(self, over: Callable[[], bool]) -> None:
         """Let others go on until something of the device is over, as far as they can come before that.
@@ -479,17 +498,37 @@ class Scheduler:
             if self.outside or self._wanted:
                 break
             known = {threading.get_ident(), *(turn.ident for turn in self._turns)}  # the former may have just ended
-            others = [thread for thread in threading.enumerate() if thread.ident not in known]
-            if self.session.refused or not patience or not any(map(self.may_wake, others)):
-                lines = [
-                    f"{turn.name} waits in {turn.why} at {turn.place or 'an unknown line'}" for turn in self._turns
-                ]
-                deadlock = DeadlockError("every thread of the program waits for another one: " + "; ".join(lines))
+            foreign = [thread for thread in threading.enumerate() if thread.ident not in known]
+            if self.session.refused or not patience or not any(map(self.may_wake, foreign)):
+                ended = next(self._numbers) - len(self._turns)
+                others = f"{words.count(ended, 'other thread')} had ended" if ended else "no other thread was started"
+                waits = [*map(self._waits, self._turns), *(self._failed or [others] * (len(self._turns) == 1))]
+                deadlock = DeadlockError("every thread of the program waits for another one: " + "; ".join(waits))
                 self._problem = self.main.problem = self.session.refused or deadlock
                 self._wanted = self.main
             else:
                 REAL_SLEEP(0.01)
         return self._next() or self._stuck()
+
+    def _waits(self, turn: Turn) -> str:
+        """Say where a thread waits, and for whom."""
+        text, line = f"{turn.name} waits in {turn.why} at {turn.place or NOWHERE}", turn.line
+        if line is None or not (line.owner or line.taken):
+            return text
+        owner = line.owner or self.main
+        took = f", which took it at {line.taken[0].co_filename}:{line.taken[1]}" if line.taken else ""
+        ended = " and has ended" if owner and owner.done else ""
+        return f"{text} for {'itself' if owner is turn else owner and owner.name}{took}{ended}"
+
+    def note_circles(self) -> None:
+        """At the end of the block: note who waits for each other, whoever else has gone on."""
+        for turn in self._turns:
+            circle = [turn]
+            while (line := circle[-1].line) and line.owner and line.owner not in circle:
+                circle.append(line.owner)
+            if line and line.owner is turn and len(circle) > 1:
+                circle.sort(key=lambda each: each.number)
+                self.session.note(CIRCLE.format("; ".join(map(self._waits, circle))))
 
     def _watch(self) -> None:
         """Find a thread that waits where nobody sees it: for long it comes to no point, and uses no processor."""

@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from loaderviz.emulator.hardware import SECOND
 from loaderviz.emulator.threads import ASKS, FETCH_ELSEWHERE, IN_A_FETCH, Scheduler
+from loaderviz.emulator.threads.gil import Line
 from loaderviz.errors import NotModelledError
 
 if TYPE_CHECKING:
@@ -72,9 +73,7 @@ class Lock:
 
     def __init__(self, scheduler: Scheduler, fresh: bool = False) -> None:
         self._scheduler, self._real, self._fresh = scheduler, _thread.allocate_lock(), fresh
-        self._line: list[Any] = []
-        self._free_at = 0
-        self._told: Any = None  # by who let it go last
+        self._line, self._free_at = Line(), 0
 
     def locked(self) -> bool:
         """Tell whether somebody has it."""
@@ -85,8 +84,10 @@ class Lock:
         """Take it as a lock is taken. Raises `DeadlockError` where all threads wait."""
         scheduler, fresh, self._fresh = self._scheduler, self._fresh, False
         if fresh or scheduler.here() is None:
-            if not blocking or self._real.acquire(False):
-                return blocking or self._real.acquire(False)
+            if self._real.acquire(False):
+                return fresh or scheduler.took(self._line)
+            if not blocking:
+                return False
             if fresh or not scheduler.is_alone():
                 leave_for_a_fetch(scheduler)
                 return self._real.acquire(True, timeout)
@@ -103,8 +104,8 @@ class Lock:
                 ends = [each for each in (until, free_at) if each is not None]
                 scheduler.wait(self._line, "Lock.acquire", min(ends, default=None))
             if scheduler.alive:
-                scheduler.learn(self._told)
-                return True
+                scheduler.learn(self._line.told)
+                return scheduler.took(self._line)
         return self._real.acquire(blocking, timeout)
 
     __enter__ = acquire
@@ -116,7 +117,7 @@ class Lock:
             scheduler.session.catch_up()
         self._real.release()
         if scheduler.here():
-            self._free_at, self._told = scheduler.runtime.now, scheduler.tell()
+            self._free_at, self._line.told = scheduler.runtime.now, scheduler.tell()
             scheduler.session.leave()
         if self._line:
             scheduler.wake(self._line)
@@ -129,12 +130,6 @@ class Lock:
 
     def __reduce__(self) -> Any:
         raise TypeError("cannot pickle '_thread.lock' object")
-
-
-class Line(list[Any]):
-    """Who waits in the selector of an event loop, and what those have told who called it."""
-
-    told: Any = None
 
 
 def leave_for_a_fetch(scheduler: Scheduler) -> None:
@@ -358,9 +353,7 @@ def _install_loop(scheduler: Scheduler, patches: Patches, is_virtual: Callable[[
         return events
 
 
-def _select(
-    scheduler: Scheduler, line: list[Any], real: Callable[..., Any], selector: Any, timeout: float | None
-) -> Any:
+def _select(scheduler: Scheduler, line: Line, real: Callable[..., Any], selector: Any, timeout: float | None) -> Any:
     """Wait for other threads in virtual time, and for all else, that is, more than the loop's own pipe, as it is."""
     outside = len(selector.get_map()) > 1
     if timeout is None and not outside and scheduler.is_alone():
@@ -384,14 +377,14 @@ def _install_pool(scheduler: Scheduler, patches: Patches) -> None:
 
     The threads of the program write into that.
     """
-    lines = WeakKeyDictionary[Any, list[Any]]()
+    lines = WeakKeyDictionary[Any, Line]()
 
     @patches.around(Pool, "_wait_for_updates")
     def wait(real: Callable[..., None], sentinels: Any, notifier: Any, timeout: float | None = None) -> None:
         if scheduler.here():
             with scheduler.seen():
                 if notifier.empty():
-                    scheduler.wait(lines.setdefault(notifier, []), "ThreadPool")
+                    scheduler.wait(lines.setdefault(notifier, Line()), "ThreadPool")
             timeout = 0
         real(sentinels, notifier, timeout)
 

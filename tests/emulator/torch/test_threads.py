@@ -10,6 +10,7 @@ import os
 import pickle
 import queue
 import random
+import re
 import select
 import sys
 import threading
@@ -441,32 +442,54 @@ def test_who_has_just_ended_is_nobody_to_wait_for(monkeypatch):
     every = threading.enumerate
     monkeypatch.setattr(threading, "enumerate", lambda: [each for each in every() if each not in others])
     monkeypatch.setattr(threads, "REAL_SLEEP", lambda seconds: looks.append(seconds) or real(seconds))
-    with pytest.raises(DeadlockError, match=r"main thread waits in Queue\.get"), lv.record(on="a100"):
+    says = r"main thread waits in Queue\.get at .*; 1 other thread had ended"
+    with pytest.raises(DeadlockError, match=says), lv.record(on="a100"):
         threading.Thread(target=time.sleep, args=(1e-3,)).start()
         queue.Queue().get()
     assert 0.01 not in looks
 
 
-def test_a_deadlock_is_said_at_once_with_who_waits_where(silent):
-    def takes(first, second, both):
-        with first:
-            both.wait()
-            with second:
-                pass
+def takes(first, second, both):
+    with first:
+        both.wait()
+        with second:
+            pass
 
+
+TAKES = takes.__code__.co_firstlineno
+
+
+def takes_both():
+    """Return two threads that have a lock each and want the other's."""
+    one, other, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
+    return started(partial(takes, one, other, both), partial(takes, other, one, both))
+
+
+def waits_for(one, other):
+    """Say how such a thread waits for the other one, as a pattern."""
+    wait = "thread {} waits in Lock.acquire at {}:{} for thread {}, which took it at {}:{}"
+    return re.escape(wait.format(one, __file__, TAKES + 3, other, __file__, TAKES + 1))
+
+
+BOTH_WAIT = f"{waits_for(1, 2)}; {waits_for(2, 1)}"
+
+
+def test_a_deadlock_is_said_at_once_with_who_waits_for_whom_and_where(silent):
     with pytest.raises(DeadlockError) as stopped, lv.record(on="a100"):
-        one, other, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
-        made = [threading.Thread(target=takes, args=(*each, both)) for each in ((one, other), (other, one))]
-        for thread in made:
-            thread.start()
-        for thread in made:
-            thread.join()
+        made = takes_both()
+        made[0].join()
     for thread in made:
         thread.join()
-    text = str(stopped.value)
-    assert "the main thread waits in Thread.join" in text
-    assert text.count("(takes) waits in Lock.acquire at ") == 2 and __file__ in text
+    assert re.search(rf"the main thread waits in Thread.join at .* for thread 1.*; {BOTH_WAIT}", str(stopped.value))
     assert silent == [stopped.value] * 2
+
+
+def test_a_deadlock_of_some_threads_is_noted(silent):
+    """The main thread has gone on: with a time-out, or without waiting at all."""
+    with lv.record(on="a100") as recording:
+        [thread, _] = takes_both()
+        thread.join(1e-3)
+    assert any(re.search(BOTH_WAIT, note) for note in recording.timeline.context.notes)
 
 
 def test_a_queue_that_nobody_fills_is_a_deadlock_too(silent):
@@ -474,7 +497,8 @@ def test_a_queue_that_nobody_fills_is_a_deadlock_too(silent):
         ready.put(torch.ones(1, device="cuda"))
         raise KeyError("mine")
 
-    with pytest.raises(DeadlockError, match=r"main thread waits in Queue\.get"), lv.record(on="a100"):
+    says = rf"main thread waits in Queue\.get.*; thread 1 .* ended with KeyError: 'mine' at {re.escape(__file__)}:\d"
+    with pytest.raises(DeadlockError, match=says), lv.record(on="a100"):
         ready = queue.Queue()
         started(lambda: fails(ready))
         assert ready.get().is_cuda
@@ -932,7 +956,8 @@ async def locks_twice():
 @pytest.mark.parametrize("wait", [lambda: [lock := threading.Lock(), lock.acquire(), lock.acquire()],
                                   lambda: queue.Queue().get(), lambda: asyncio.run(locks_twice())])  # fmt: skip
 def test_the_only_thread_that_waits_for_itself_is_a_deadlock(wait, alone):
-    with pytest.raises(DeadlockError, match="the main thread waits in"), lv.record(on="a100"):
+    says = "the main thread waits in .*; no other thread was started"
+    with pytest.raises(DeadlockError, match=says), lv.record(on="a100"):
         wait()
 
 
