@@ -374,14 +374,14 @@ class Scheduler:
                     REAL_SLEEP(SLICE)
 
     @contextmanager
-    def in_real_time(self, call: str, until: int | None = None, charged: bool = True) -> Iterator[None]:
-        """Around what waits for others than threads with turns: who waits is charged what it takes, `until` at most."""
+    def in_real_time(self, call: str, until: int | None = None, least: float = 0) -> Iterator[None]:
+        """Around what waits for others than threads with turns: it is charged, from `least` ns and `until` at most."""
         began = perf_counter_ns()
         try:
             yield
         finally:
             took = perf_counter_ns() - began
-            if took > JITTER and charged and self.is_recorded():
+            if took > least and self.is_recorded():
                 end = self.runtime.now + took
                 if until is None or end < until:
                     self.session.note(FROM_OUTSIDE)

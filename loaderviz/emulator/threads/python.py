@@ -23,13 +23,22 @@ from asyncio.base_events import BaseEventLoop
 from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from multiprocessing.pool import Pool, ThreadPool
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from loaderviz.emulator.hardware import SECOND
-from loaderviz.emulator.threads import ASKS, FETCH_ELSEWHERE, IN_A_FETCH, WAITS_FOR_FILES, Scheduler
+from loaderviz.emulator.threads import (
+    ASKS,
+    FETCH_ELSEWHERE,
+    FROM_OUTSIDE,
+    IN_A_FETCH,
+    JITTER,
+    WAITS_FOR_FILES,
+    Scheduler,
+)
 from loaderviz.emulator.threads.gil import Line
 from loaderviz.errors import NotModelledError
 
@@ -65,6 +74,7 @@ LINE = "_loaderviz_line"  # of the selector of an event loop: who waits in it
 THROUGH = ("loaderviz.emulator", *WAITS_FOR_FILES)  # they wait for their caller
 SELECTORS = "SelectSelector", "PollSelector", "EpollSelector", "KqueueSelector", "DevpollSelector"
 READS = "recv", "recv_into", "recvfrom", "recvfrom_into", "recvmsg", "_accept"
+SENT = 5_000_000  # ns: what is sent in less has not waited for who reads it
 SENDS = "connect", "connect_ex", "send", "sendall", "sendto"
 
 
@@ -94,7 +104,7 @@ class Lock:
                 return False
             if fresh or not scheduler.is_alone():
                 leave_for_a_fetch(scheduler)
-                with scheduler.in_real_time("Lock.acquire", charged=bool(scheduler.let_go_for)):
+                with scheduler.in_real_time("Lock.acquire", least=JITTER if scheduler.let_go_for else inf):
                     return self._real.acquire(True, timeout)
             scheduler.begin()  # a wait of the only thread passes in virtual time, or has no end
         runtime = scheduler.runtime
@@ -282,7 +292,7 @@ def _install_thread(scheduler: Scheduler, patches: Patches, is_virtual: Callable
                         return
                     scheduler.wait(turn.joiners, "Thread.join", until)
                 scheduler.learn(turn.known)
-        with scheduler.in_real_time("Thread.join", charged=bool(scheduler.let_go_for)):
+        with scheduler.in_real_time("Thread.join", least=JITTER if scheduler.let_go_for else inf):
             real(thread, timeout)
 
     @patches.around(threading.Thread, "is_alive")
@@ -373,6 +383,16 @@ def _left(
     return 0
 
 
+def _poller(left: Callable[..., float | None], real: Callable[[], Any]) -> Any:
+    made = real()
+
+    def poll(timeout: float | None = None) -> Any:
+        seconds = None if timeout is None or timeout < 0 else timeout / 1000
+        return made.poll(0 if left("poll", lambda: made.poll(0), seconds) == 0 else timeout)
+
+    return SimpleNamespace(**{name: getattr(made, name) for name in ("register", "modify", "unregister")}, poll=poll)
+
+
 def _install_files(scheduler: Scheduler, patches: Patches) -> None:
     """What waits for sockets, pipes and processes."""
     left = partial(_left, scheduler)
@@ -385,7 +405,7 @@ def _install_files(scheduler: Scheduler, patches: Patches) -> None:
         return real(file, *args, **kwargs)
 
     def send(real: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
-        with scheduler.in_real_time(real.__qualname__, charged=is_programs()):
+        with scheduler.in_real_time(real.__qualname__, least=SENT if is_programs() else inf):
             return real(file, *args, **kwargs)
 
     def poll(real: Callable[..., bool], connection: Any, timeout: float | None = 0.0) -> bool:
@@ -393,6 +413,8 @@ def _install_files(scheduler: Scheduler, patches: Patches) -> None:
 
     def get(real: Callable[..., Any], messages: Any, block: bool = True, timeout: float | None = None) -> Any:
         rest = left("Queue.get", lambda: not messages.empty(), timeout if block else 0)
+        if rest == 0:  # a thread of its own writes what others put, whenever that comes
+            scheduler.session.note(FROM_OUTSIDE)
         return real(messages, block if rest != 0 else not messages.empty(), timeout)
 
     def select_(real: Callable[..., Any], r: Any, w: Any, x: Any, timeout: float | None = None) -> Any:
@@ -405,18 +427,6 @@ def _install_files(scheduler: Scheduler, patches: Patches) -> None:
         scheduler.learn(line.told if line is not None else None)
         return real(selector, rest)
 
-    def poller(real: Callable[[], Any]) -> Any:
-        made = real()
-
-        def poll(timeout: float | None = None) -> Any:
-            seconds = None if timeout is None or timeout < 0 else timeout / 1000
-            rest = left("poll", lambda: made.poll(0), seconds)
-            return made.poll(0 if rest == 0 else timeout)
-
-        return SimpleNamespace(
-            **{name: getattr(made, name) for name in ("register", "modify", "unregister")}, poll=poll
-        )
-
     connection = multiprocessing.connection._ConnectionBase
     patches.around(socket.socket, *READS)(read)
     patches.around(socket.socket, *SENDS)(send)
@@ -426,7 +436,7 @@ def _install_files(scheduler: Scheduler, patches: Patches) -> None:
         patches.around(connection, "recv", "recv_bytes", "recv_bytes_into")(read)
     patches.around(connection, "poll")(poll)
     patches.around(select, "select")(select_)
-    patches.around(select, "poll")(poller)
+    patches.around(select, "poll")(partial(_poller, left))
     patches.pricing.around(multiprocessing.queues.Queue, "get")(get)  # as what else stands there where it is measured
     for name in SELECTORS:
         patches.around(getattr(selectors, name, None), "select")(selector)

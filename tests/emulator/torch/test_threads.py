@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import copy
 import gc
-import heapq
 import http.server
 import logging.handlers
 import os
@@ -19,7 +18,7 @@ import sys
 import threading
 import time
 import urllib.request
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe, get_context
@@ -93,19 +92,6 @@ def copying_thread(device):
     return losses
 
 
-def pool_of_copiers(device):
-    """An executor of three threads, each with its stream; results as they come."""
-
-    def load(i):
-        work((5 - i) * 1e-4)
-        side = torch.cuda.Stream() if device == "cuda" else None
-        with torch.cuda.stream(side):
-            return i, torch.full((64,), float(i)).to(device).mul(2).sum().item()
-
-    with ThreadPoolExecutor(3) as pool:
-        return [done.result() for done in as_completed([pool.submit(load, i) for i in range(6)])]
-
-
 def loop_beside_the_main_thread(device):
     """As spdl does it: an event loop in a thread of its own, work in an executor, a bounded queue to the main one."""
     sink, results = queue.Queue(2), []
@@ -156,7 +142,7 @@ def spdl_pipeline(device):
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """Answers with what the GPU makes of the path."""
+    log_message = print
 
     def do_GET(self):
         time.sleep(0.01)
@@ -164,9 +150,6 @@ class Answers(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(str(made).encode())
-
-    def log_message(self, *_):
-        pass
 
 
 def servers(device):
@@ -200,7 +183,7 @@ def servers(device):
     return results
 
 
-PROGRAMS = [copying_thread, pool_of_copiers, loop_beside_the_main_thread, torchdata_pin, spdl_pipeline, servers]
+PROGRAMS = [copying_thread, loop_beside_the_main_thread, torchdata_pin, spdl_pipeline, servers]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -252,54 +235,6 @@ def test_r51_a_lock_is_free_when_it_is_let_go_of_and_who_waits_is_woken():
         (START + MS + LOCK, released + WAKE),
         (released, at["joined"]),
     ]
-
-
-def test_r51_locks_are_taken_in_the_order_of_virtual_time():
-    """Random programs of threads that work, take one of two locks, work in it, against a simulation without threads."""
-    for seed in range(12):
-        draw = random.Random(seed)
-        plans = [
-            [(draw.randrange(1, 10**6), draw.randrange(2), draw.randrange(1, 10**6)) for _ in range(4)]
-            for _ in range(draw.randrange(2, 5))
-        ]
-        order = []
-
-        def run(number, plan, locks, order):
-            for before, lock, inside in plan:
-                work(before / 1e9)
-                with locks[lock]:
-                    order.append((now(), number, lock))
-                    work(inside / 1e9)
-
-        with lv.record(on="a100", host=HOST):
-            locks = threading.Lock(), threading.Lock()
-            in_threads(*[partial(run, n, plan, locks, order) for n, plan in enumerate(plans)])
-        assert order == simulated(plans), seed
-
-
-def simulated(plans):
-    """Say when which thread has which lock, by a list of events in order of time."""
-    events = [(START * (n + 1) + plan[0][0], n, "asks") for n, plan in enumerate(plans)]
-    heapq.heapify(events)
-    place, owner, lines, order = [0] * len(plans), [None, None], ([], []), []
-    while events:
-        at, n, does = heapq.heappop(events)
-        _, lock, inside = plans[n][place[n]]
-        if does == "lets go":
-            owner[lock], place[n] = None, place[n] + 1
-            if lines[lock]:
-                heapq.heappush(events, (at + WAKE, lines[lock].pop(0), "is woken"))
-            if place[n] < len(plans[n]):
-                heapq.heappush(events, (at + plans[n][place[n]][0], n, "asks"))
-            continue
-        at += LOCK if does == "asks" else 0
-        if owner[lock] is None:
-            owner[lock] = n
-            order.append((at, n, lock))
-            heapq.heappush(events, (at + inside, n, "lets go"))
-        else:
-            lines[lock].append(n)
-    return order
 
 
 def test_r52_a_thread_has_a_current_stream_of_its_own_and_begins_on_the_default_one():
@@ -379,20 +314,6 @@ def test_a_time_out_is_virtual(name):
     with lv.record(on="a100"):
         in_threads(second)
     assert 5000 * MS <= taken[0] < 5002 * MS
-
-
-def test_a_barrier_lets_all_through_when_the_last_one_is_there():
-    passed = []
-
-    def run(n):
-        work(n * 1e-3)
-        barrier.wait()
-        passed.append(now())
-
-    with lv.record(on="a100", host=HOST):
-        barrier = threading.Barrier(3)
-        in_threads(*[partial(run, n) for n in range(3)])
-    assert min(passed) >= 2 * MS and max(passed) - 2 * MS < 0.2 * MS
 
 
 def test_what_was_made_before_the_block_is_waited_for_in_virtual_time_too():
@@ -506,22 +427,17 @@ def takes(first, second, both):
             pass
 
 
-TAKES = takes.__code__.co_firstlineno
-
-
 def takes_both():
     """Return two threads that have a lock each and want the other's."""
     one, other, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
     return started(partial(takes, one, other, both), partial(takes, other, one, both))
 
 
-def waits_for(one, other):
-    """Say how such a thread waits for the other one, as a pattern."""
-    wait = "thread {} waits in Lock.acquire at {}:{} for thread {}, which took it at {}:{}"
-    return re.escape(wait.format(one, __file__, TAKES + 3, other, __file__, TAKES + 1))
-
-
-BOTH_WAIT = f"{waits_for(1, 2)}; {waits_for(2, 1)}"
+FILE, FIRST = re.escape(__file__), takes.__code__.co_firstlineno
+BOTH_WAIT = "; ".join(
+    f"thread {one} waits in Lock.acquire at {FILE}:{FIRST + 3} for thread {other}, which took it at {FILE}:{FIRST + 1}"
+    for one, other in ((1, 2), (2, 1))
+)
 
 
 def test_a_deadlock_is_said_at_once_with_who_waits_for_whom_and_where(silent):
@@ -733,8 +649,7 @@ def test_names_of_threads_are_what_programs_take_them_for():
                 copy.deepcopy(each)
         inside, ready = threading.Lock(), threading.Condition(threading.Lock())
     with inside, ready:
-        assert inside.locked() and repr(inside).startswith("<locked _thread.lock")
-    assert inside.acquire_lock() and not inside.release_lock()
+        assert inside.locked() and repr(inside).startswith("<locked _thread.lock") and not inside.acquire_lock(False)
 
 
 @pytest.mark.parametrize("asleep", ["in a queue", "in time.sleep", "in a call of the GPU"])
@@ -932,28 +847,23 @@ def test_a_pool_of_threads_is_in_virtual_time_and_one_of_processes_is_not():
     assert len([lane for lane in recording.timeline.lanes if "thread" in lane.name]) == 1
 
 
-@pytest.mark.parametrize("looks", ["get", "poll"])
-def test_a_thread_that_looks_for_what_a_process_sends_lets_time_pass(looks):
+def test_a_thread_that_looks_for_what_a_process_sends_lets_time_pass():
     """As torchdata's ParallelMapper does with processes, while the main thread sleeps: that never came to an end."""
-    messages, (reader, writer), over, found = get_context("spawn").Queue(), Pipe(), [], []
+    messages, (reader, writer), found = get_context("spawn").Queue(), Pipe(), []
 
     def look():
-        while not over:
+        while len(found) < 2:
+            found.extend([reader.recv()] if reader.poll(0.02) else [])
             with contextlib.suppress(queue.Empty):
-                found.extend([reader.recv()] if looks == "poll" and reader.poll(0.02) else [])
-                found.extend([messages.get(timeout=0.02)] if looks == "get" else [])
+                found.append(messages.get(timeout=0.02))
 
-    with lv.record(on="a100") as recording:
-        [thread] = started(look)
+    with lv.record(on="a100") as recording, beside(look):
         time.sleep(0.05)
         messages.put(1)
-        writer.send(1)
+        writer.send(2)
         time.sleep(0.1)
-        over.append(True)
-        thread.join()
         torch.ones(2, device="cuda").sum().item()
-    assert found == [1]
-    assert looks == "poll" or any("another process" in note for note in recording.timeline.context.notes)
+    assert sorted(found) == [1, 2] and any("another process" in note for note in recording.timeline.context.notes)
     messages.close()
 
 
@@ -1014,7 +924,6 @@ def test_the_only_thread_that_waits_for_itself_is_a_deadlock(wait, alone):
 @pytest.mark.parametrize("has_turns", [False, True])
 @pytest.mark.parametrize("of", ["a socket", "a process"])
 def test_what_comes_from_outside_takes_as_long_as_on_this_machine(of, has_turns):
-    """It took no time at all, or stopped all others."""
     order, (one, other), answers = queue.Queue(), socket.socketpair(), get_context("spawn").Queue()
 
     def outside():
@@ -1028,7 +937,7 @@ def test_what_comes_from_outside_takes_as_long_as_on_this_machine(of, has_turns)
         begin = time.monotonic()
         order.put(1)
         one.recv(1) if of == "a socket" else answers.get(timeout=60)
-        assert 0.05 <= time.monotonic() - begin < 30
+        assert 0.04 <= time.monotonic() - begin < 30
     assert any("as long as on this machine" in note for note in recording.timeline.context.notes)
     answers.close(), one.close(), other.close()
 
