@@ -69,11 +69,16 @@ Each raises `NotModelledError`, which names the call.
 **Threads** that the program starts in the block use the GPU: they take turns in virtual time, always the earliest, so
 the same program gives the same timeline. It changes at locks, conditions, events, semaphores, barriers, queues,
 futures, executors, event loops, sleeps and waits for the GPU (R51); a deadlock is reported at once. What cannot be
-seen is a wait for a bare lock (made before the block, by `_thread` or in C), a pipe or a queue of multiprocessing
-after 1.5 s without work, for sockets and other programs after 10 s, a loop that looks at a variable after 30 s; and,
-at once, a data set that waits for a thread while it fetches. Where a second thread has used the GPU, that is refused,
-with the stack. Where none has, the threads go on in real time from there on, which the notes tell; CUDA in a second
-thread is refused after that.
+seen is a wait for a bare lock (made before the block, by `_thread` or in C) after 1.5 s without work, for another
+program after 10 s, a loop that looks at a variable after 30 s; and, at once, a data set that waits for a thread while
+it fetches. Where a second thread has used the GPU, that is refused, with the stack. Where none has, the threads go on
+in real time from there on, which the notes tell; CUDA in a second thread is refused after that.
+
+`select`, `selectors`, sockets, `os.read` and the queues and connections of `multiprocessing` wait in virtual time, too,
+so that servers of `socketserver`, `http.server` and `logging.handlers` have turns. What the program's own threads send
+is there at once. While a thread waits for what may come from outside, virtual time passes no faster than real time;
+what comes is there after as long as on this machine, which a note tells. To connect, to send, and to read of `ssl`
+takes as long as here, and other threads wait meanwhile. `time` is virtual; `datetime.now()` is this machine's clock.
 
 A tensor that one thread makes and another one uses is a hazard, unless both the threads and their streams wait. What
 counts between threads is what the recording sees: locks and what is made of them, starts and joins. It does not see a

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from heapq import heappop, heappush
 from itertools import count
+from time import perf_counter_ns
 from typing import Any
 
 from loaderviz import words
@@ -34,8 +35,9 @@ from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hazards.between_threads import BetweenThreads
 from loaderviz.emulator.host import OwnTime
 from loaderviz.emulator.runtime import Runtime
-from loaderviz.emulator.threads.gil import Gil
+from loaderviz.emulator.threads.gil import Gil, Line
 from loaderviz.errors import LoadervizError, NotModelledError
+from loaderviz.stations import is_program, place_of, stack_of
 from loaderviz.timeline import Cause, Kind
 
 UNNAMED = re.compile(r"^(Thread|ThreadPoolExecutor)-\d+(_\d+)?")  # numbered through the whole process
@@ -44,26 +46,35 @@ WORKS, SPINS = 2_000_000, 120  # ns of processor time between two looks: it does
 ELSEWHERE = "subprocess", "socket", "selectors", "ssl"  # waits that others end
 SLOW = 40  # how many looks they may take
 PROCESSES = "multiprocessing"  # the main thread may wait for them as long
-STANDARD = "threading", "queue", "concurrent", "asyncio", "contextlib"  # what the program waits with
+WAITS_FOR_FILES = "socket", "selectors", "ssl", "http", "urllib", "aiohttp", "fsspec"  # for the program
+STANDARD = ("threading", "queue", "concurrent", "asyncio", "contextlib", *WAITS_FOR_FILES)  # what it waits with
+MADE_OF_LOCKS = {"threading", "queue", "concurrent.futures._base", "concurrent.futures.thread", "contextlib"}
 MODEL = "the program's threads take turns in virtual time; of Python one of them runs at a time (R53)"
+FROM_OUTSIDE = (
+    "a thread waited for a socket, a pipe, another process or a thread that takes no turns: that took as long as on "
+    "this machine, so that the timeline may depend on it"
+)
 OUTSIDE = "a thread that is not recorded ended a wait of one that is: the timeline depends on when it did"
 UNSEEN = (
     "{} {} that the recording cannot see, while threads that could end it have no turn: a bare lock (one made before "
-    "record(), by `_thread`, or in C), a pipe, a queue of multiprocessing, or a variable that a loop looks at. Wait "
-    "for a lock, queue, event or future that is made inside the block. It is at\n{}"
+    "record(), by `_thread`, or in C), a process, or a variable that a loop looks at. {} It is at\n{}"
 )
+HINT = "Wait for a lock, queue, event or future that is made inside the block, or let the loop call time.sleep."
 IN_A_FETCH = "waits for a thread of the program while it fetches"
 FETCH_ELSEWHERE = "that is not modelled where a second thread uses the GPU. Fetch in the thread itself"
 LET_GO = (
     "from {} on the program's threads ran in real time, and what they do is not in the timeline, which may depend on "
-    "this machine: {}"
+    "this machine; who waits for them waits as long as here, and a loop that looks takes no time: {}"
 )
+NOWHERE = "an unknown line"
+CIRCLE = "when the recording ended, these threads waited for each other, and would do so for ever: {}"
+SLICE, JITTER = 2e-4, 1_000_000  # s between two looks whether something has come; a call so short [ns] has not waited
 YOUNG, OLD = 200, 4000  # points between two collections of young garbage; after how many comes the first one of all
 ASKS, EAGER, PAUSE = 50, 1000, 1000  # ns that a look costs; after how many without a pause [ns] each costs more
 
 
 class DeadlockError(LoadervizError, RuntimeError):
-    """Each thread of the recorded program waits for another one; it says who waits for what, and where."""
+    """Each thread of the recorded program waits for another one: who waits for whom, and where, and which failed."""
 
 
 class HostThread:
@@ -96,10 +107,12 @@ class Turn:
         self.baton = _thread.allocate_lock()
         self.baton.acquire()
         self.ident = self.at = self.version = self.looks = self.looked = 0
-        self.line: list[Turn] | None = None  # who waits for the same, this one among them
+        self.line: Line | None = None  # who waits for the same, this one among them
         self.why, self.place = "", ""
         self.problem: BaseException | None = None  # to be raised where it waits
-        self.joiners: list[Turn] = []
+        self.came: Callable[[], Any] = bool  # tells whether what it waits for, of files, is there
+        self.joiners = Line()
+        self.joiners.owner = self
         self.known: Any = None  # what it knew of the work of all, when it ended
         self.done = False
 
@@ -130,15 +143,17 @@ class Scheduler:
         self.leave_thread: Callable[[], object] = bool  # called in a thread that goes on when the recording is over
         self.running: Turn | None = None  # who has the baton
         self.main: Turn | None = None
-        self.outside: deque[list[Turn]] = deque()  # lines that a thread outside the recording has moved
+        self.outside: deque[Line] = deque()  # lines that a thread outside the recording has moved
         self.points, self._young, self._old = 0, YOUNG, OLD  # how many there were, and after how many to collect
         self._collects: tuple[int, ...] = ()  # Python's own thresholds, while it does not collect by them
         self.shares_gpu = False  # a second thread has used it
         self.let_go_for = ""  # why threads have turns no more, if they had
         self._turns: list[Turn] = []  # of threads that have not ended
+        self._failed: list[str] = []  # what errors ended others
         self._heap: list[tuple[int, int, int, Turn]] = []
         self._numbers = count()
         self._for_device: list[tuple[Callable[[], bool], Turn]] = []
+        self.files, self._ahead = Line(), 0  # who waits for sockets and pipes; virtual less real time then [ns]
         self._wanted: Turn | None = None  # was interrupted: it is the next, whatever its time is
         self._problem: BaseException | None = None  # it ends all threads
         self.gil = Gil(self)
@@ -175,9 +190,8 @@ class Scheduler:
 
     def is_alone(self) -> bool:
         """Tell whether the thread that calls is the program's only one, and no other one could end its wait."""
-        session, me = self.session, threading.current_thread()
-        here = self.main is None and self.alive and self.gives_turns and not session.fetching
-        here = here and session.in_recording_thread()
+        me = threading.current_thread()
+        here = self.main is None and self.gives_turns and self.is_recorded()
         return here and not any(each is not me and self.may_wake(each) for each in threading.enumerate())
 
     def start(self, name: str) -> Turn:
@@ -213,6 +227,10 @@ class Scheduler:
         turn.done = True
         if not self.alive or self.running is not turn:
             return
+        if error := sys.exception():
+            told = reversed(traceback.extract_tb(error.__traceback__))
+            at = next((f"{each.filename}:{each.lineno}" for each in told if is_program(each.filename)), NOWHERE)
+            self._failed.append(f"{turn.name} ended with {type(error).__name__}: {error} at {at}")
         self.session.give_back()
         if self.order:
             turn.known = self.order.end(turn.number)
@@ -237,7 +255,8 @@ class Scheduler:
         self.points += 1
         self.session.give_back()
         now = self.runtime.now
-        if (self._heap and self._heap[0][:2] < (now, turn.number)) or self._for_device or self._wanted or self.outside:
+        others = self._for_device or self._wanted or self.outside or self.files
+        if others or (self._heap and self._heap[0][:2] < (now, turn.number)):
             self._ready(turn, now)
             self._pass(turn)
         self.gil.share()
@@ -293,20 +312,20 @@ class Scheduler:
                 self.runtime.now += max(ASKS, self.runtime.host.lock, ASKS * (turn.looks - EAGER))
                 turn.looked = self.runtime.now
 
-    def wait(self, line: list[Turn], call: str, until: int | None = None) -> bool:
+    def wait(self, line: Line, call: str, until: int | None = None, cause: Cause = Cause.THREAD) -> bool:
         """Stand in a line until somebody moves it, or until a time [ns]; tell whether it was moved.
 
         Raises what ends the program, such as a `DeadlockError`.
         """
         self.gil.drop()
-        moved = self.stand(line, self._place(call), until)
+        moved = self.stand(line, self._place(call), until, cause)
         self.gil.take()
         self.collect()
         return moved
 
     def stand(
         self,
-        line: list[Turn],
+        line: Line,
         place: tuple[str, str],
         until: int | None = None,
         cause: Cause = Cause.THREAD,
@@ -326,38 +345,83 @@ class Scheduler:
             moved, turn.line = turn.line is None, None
             if not moved:
                 line.remove(turn)
+            turn.version += 1  # also where an error has ended the wait
         if self.alive and turn.at > since:
-            runtime.shared.main_rests(since, turn.at)
-            runtime.now = turn.at
-            runtime.builder.span(
-                since, turn.at, runtime.main, Kind.WAIT, turn.why, self.session.batches.current, cause=cause,
-                source=turn.place,
-            )  # fmt: skip
+            self.waited(turn.at, place, cause)
         return moved
+
+    def waited(self, until: int, place: tuple[str, str], cause: Cause) -> None:
+        """The thread that runs has waited until a time [ns], in a call and at a line."""
+        runtime, (call, line) = self.runtime, place
+        since, runtime.now = runtime.now, until
+        runtime.shared.main_rests(since, until)
+        batch = self.session.batches.current
+        runtime.builder.span(since, until, runtime.main, Kind.WAIT, call, batch, cause=cause, source=line)
+
+    def wait_for_files(self, came: Callable[[], Any], call: str, until: int | None) -> None:
+        """Wait until something has come from a socket, a pipe or a process, or until a time [ns].
+
+        Virtual time passes no faster than real time meanwhile, unless it comes from a thread that has turns.
+        """
+        ahead = self.runtime.now - perf_counter_ns()
+        self._ahead = min(self._ahead, ahead) if self.files else ahead
+        if turn := self.here():
+            turn.came = came
+            self.wait(self.files, call, until, Cause.INPUT)
+        else:
+            with self.in_real_time(call, until):
+                while not came() and (until is None or ahead + perf_counter_ns() < until):
+                    REAL_SLEEP(SLICE)
+
+    @contextmanager
+    def in_real_time(self, call: str, until: int | None = None, least: float = 0) -> Iterator[None]:
+        """Around what waits for others than threads with turns: it is charged, from `least` ns and `until` at most."""
+        began = perf_counter_ns()
+        try:
+            yield
+        finally:
+            took = perf_counter_ns() - began
+            if took > least and self.is_recorded():
+                end = self.runtime.now + took
+                if until is None or end < until:
+                    self.session.note(FROM_OUTSIDE)
+                self.waited(min(end, until or end), self._place(call), Cause.INPUT)
+
+    def is_recorded(self) -> bool:
+        """Tell whether the thread that calls is charged what it waits: none outside, in a fetch, or after all steps."""
+        session = self.session
+        return session.alive and session.in_recording_thread() and not (session.fetching or session.since_stop())
 
     def _place(self, call: str) -> tuple[str, str]:
         """Return the call of the standard library by which the program waits, and the program's line."""
         frame: Any = sys._getframe(2)
         while frame and (module := frame.f_globals.get("__name__") or "").startswith((*STANDARD, "loaderviz.emulator")):
-            call = call if module.startswith("loaderviz") else frame.f_code.co_qualname
+            call = call if module.startswith(("loaderviz", "contextlib")) else frame.f_code.co_qualname
             frame = frame.f_back
         return call, f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
-    def wake(self, line: list[Turn], *, everybody: bool = False, spread: int = 0) -> Turn | None:
+    def wake(self, line: Line, *, everybody: bool = False, spread: int = 0) -> Turn | None:
         """Let the first who stands in a line go on, or everybody, a wake-up after now; return the last of these.
 
         The wake-up takes `spread` thousandths longer than most.
         """
-        turn = None
         if self.here() is None:
             if self.alive:
                 self.outside.append(line)
             return None
-        for _ in range(len(line) if everybody else min(1, len(line))):
-            turn = line.pop(0)
-            turn.line = None
-            self._ready(turn, self.runtime.now + self.runtime.host.thread_wake * (1000 + spread) // 1000)
+        turn = None
+        for turn in line[:] if everybody else line[:1]:
+            self._move(turn, self.runtime.now + self.runtime.host.thread_wake * (1000 + spread) // 1000)
         return turn
+
+    def took(self, line: Line) -> bool:
+        """Note who has taken a lock, and where."""
+        frame: Any = sys._getframe(2)
+        while frame.f_globals.get("__name__") in MADE_OF_LOCKS and frame.f_back:
+            frame = frame.f_back
+        recorded = threading.get_ident() == self.session.thread
+        line.owner, line.taken = (self.running, (frame.f_code, frame.f_lineno)) if recorded else (None, None)
+        return True
 
     def wait_for_device(self, over: Callable[[], bool]) -> None:
         """Let others go on until something of the device is over, as far as they can come before that.
@@ -400,22 +464,23 @@ class Scheduler:
                 line = self.outside.popleft()
                 self.session.note(OUTSIDE)
                 for turn in line[:1]:
-                    line.remove(turn)
-                    turn.line = None
-                    self._ready(turn, self.runtime.now)
+                    self._move(turn, self.runtime.now)
             if self._wanted:
                 turn, self._wanted = self._wanted, None
                 self._for_device = [each for each in self._for_device if each[1] is not turn]
                 turn.version, turn.at = turn.version + 1, self.runtime.now
                 return turn
+            while heap and heap[0][3].version != heap[0][2]:
+                heappop(heap)
+            first = heap[0][0] if heap else self.runtime.now if self._for_device else None
+            if self.files and self._come(first):
+                continue
             waiting, self._for_device = self._for_device, []
             for over, turn in waiting:
                 if over():
                     self._ready(turn, device.clock)
                 else:
                     self._for_device.append((over, turn))
-            while heap and heap[0][3].version != heap[0][2]:
-                heappop(heap)
             if self._for_device and device.step_before(heap[0][0] if heap else None):
                 continue
             if not heap:
@@ -423,6 +488,27 @@ class Scheduler:
             at, _, _, turn = heappop(heap)
             turn.at, turn.version = at, turn.version + 1
             return turn
+
+    def _come(self, until: int | None) -> bool:
+        """Let those go on for whom something has come, at once, or while real time catches up with virtual time."""
+        at = self.runtime.now
+        while not (self._wanted or self.outside or any(turn.came() for turn in self.files)):
+            at = self._ahead + perf_counter_ns()
+            if until is not None and at >= until:
+                return False
+            REAL_SLEEP(SLICE)
+        if at != self.runtime.now:
+            self.session.note(FROM_OUTSIDE)
+        for turn in [turn for turn in self.files if turn.came()]:
+            self._move(turn, at + self.runtime.host.thread_wake)
+        return True
+
+    def _move(self, turn: Turn, at: int) -> None:
+        """Take a thread out of its line; it is ready at a time [ns]."""
+        assert turn.line is not None
+        turn.line.remove(turn)
+        turn.line = None
+        self._ready(turn, at)
 
     def _pass(self, turn: Turn) -> None:
         """Give the baton to whose turn it is, and come back when it is `turn`'s; raise what is to be raised there."""
@@ -479,17 +565,34 @@ class Scheduler:
             if self.outside or self._wanted:
                 break
             known = {threading.get_ident(), *(turn.ident for turn in self._turns)}  # the former may have just ended
-            others = [thread for thread in threading.enumerate() if thread.ident not in known]
-            if self.session.refused or not patience or not any(map(self.may_wake, others)):
-                lines = [
-                    f"{turn.name} waits in {turn.why} at {turn.place or 'an unknown line'}" for turn in self._turns
-                ]
-                deadlock = DeadlockError("every thread of the program waits for another one: " + "; ".join(lines))
+            foreign = [thread for thread in threading.enumerate() if thread.ident not in known]
+            if self.session.refused or not patience or not any(map(self.may_wake, foreign)):
+                ended = next(self._numbers) - len(self._turns)
+                others = f"{words.count(ended, 'other thread')} had ended" if ended else "no other thread was started"
+                waits = [*map(self._waits, self._turns), *(self._failed or [others] * (len(self._turns) == 1))]
+                deadlock = DeadlockError("every thread of the program waits for another one: " + "; ".join(waits))
                 self._problem = self.main.problem = self.session.refused or deadlock
                 self._wanted = self.main
             else:
                 REAL_SLEEP(0.01)
         return self._next() or self._stuck()
+
+    def _waits(self, turn: Turn) -> str:
+        """Say where a thread waits, and for whom."""
+        line = turn.line or Line()
+        took = f", which took it at {line.taken[0].co_filename}:{line.taken[1]}" if line.taken else ""
+        owner = f" for {(line.owner or self.main or turn).name}{took}" if line.owner or took else ""
+        return f"{turn.name} waits in {turn.why} at {turn.place or NOWHERE}{owner}"
+
+    def note_circles(self) -> None:
+        """At the end of the block: note who waits for each other, whoever else has gone on."""
+        for turn in self._turns:
+            circle = [turn]
+            while (line := circle[-1].line) and line.owner and line.owner not in circle:
+                circle.append(line.owner)
+            if line and line.owner is turn and len(circle) > 1:
+                circle.sort(key=lambda each: each.number)
+                self.session.note(CIRCLE.format("; ".join(map(self._waits, circle))))
 
     def _watch(self) -> None:
         """Find a thread that waits where nobody sees it: for long it comes to no point, and uses no processor."""
@@ -511,22 +614,25 @@ class Scheduler:
     def _refuse_unseen(self, turn: Turn, still: int) -> None:
         """A thread has had the baton for so many looks, and waits for what one without it may have to do."""
         frame = sys._current_frames().get(turn.ident)
-        modules = [each.f_globals.get("__name__") or "" for each, _ in traceback.walk_stack(frame)]
+        modules = [each.f_globals.get("__name__") or "" for each, _ in traceback.walk_stack(frame)] or [__name__]
         waiting = self._for_device or self.outside or any(each[3].version == each[2] for each in list(self._heap))
         elsewhere = (*ELSEWHERE, PROCESSES) if turn is self.main else ELSEWHERE
         fetching = self.session.fetching
         in_file = fetching and not modules[0].startswith(STANDARD)  # or at another machine
-        slow = not modules or (still < SLOW and (in_file or any(name.startswith(elsewhere) for name in modules)))
+        slow = modules[0] == __name__ or (
+            still < SLOW and (in_file or any(name.startswith(elsewhere) for name in modules))
+        )
         loader = not fetching and any(name.startswith("torch.utils.data") for name in modules)
         if not self.alive or slow or loader or not waiting:
             return  # another process or machine ends that wait: its own schedule says when
         does = "waits for something" if still else "loops over something"
         if not self.shares_gpu:
-            place = traceback.extract_stack(frame)[-1]
-            self.let_go(f"{turn.name} {does} that the recording cannot see, at {place.filename}:{place.lineno}")
+            place = place_of(stack_of(turn.ident))
+            line = place.line if place else NOWHERE
+            self.let_go(f"{turn.name} {does} that the recording cannot see, at {line}. {HINT}")
             return
         stack = "".join(traceback.format_stack(frame)[-6:])
-        problem = NotModelledError(UNSEEN.format(turn.name, does, stack))
+        problem = NotModelledError(UNSEEN.format(turn.name, does, HINT, stack))
         self.session.refused_elsewhere(problem)  # where it is the main thread, that is stopped by a signal
         main, self._problem = self.main, problem
         if main and main is not turn:

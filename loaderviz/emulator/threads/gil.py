@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
 from loaderviz.timeline import Cause
 
@@ -11,6 +12,14 @@ if TYPE_CHECKING:
 
 CALL = "interpreter lock"
 SPREAD, STEP = 1000, 618  # thousandths of a wake-up, half of them to each side; from one to the next (the golden ratio)
+
+
+class Line(list["Turn"]):
+    """Who waits for the same, in their order."""
+
+    told: Any = None  # by who let one of them go last
+    owner: Turn | None = None  # who has it: a lock, or a thread its own end. None: the only thread, if it was `taken`
+    taken: tuple[CodeType, int] | None = None  # where that took the lock: a line of this function
 
 
 class Gil:
@@ -23,7 +32,7 @@ class Gil:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self.interval = scheduler, scheduler.runtime.host.switch_interval
         self._holder: Turn | None = None
-        self._line: list[Turn] = []
+        self._line = Line()
         self._wakes = 0
         self._since = 0  # when the one that has it got it, or the first in line began to wait, whichever is later
 

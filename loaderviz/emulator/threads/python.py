@@ -13,19 +13,33 @@ import multiprocessing.connection
 import multiprocessing.queues
 import os
 import queue
+import select
 import selectors
+import socket
 import sys
 import threading
 import time
 from asyncio.base_events import BaseEventLoop
 from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Callable
+from functools import partial
+from math import inf
 from multiprocessing.pool import Pool, ThreadPool
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from loaderviz.emulator.hardware import SECOND
-from loaderviz.emulator.threads import ASKS, FETCH_ELSEWHERE, IN_A_FETCH, Scheduler
+from loaderviz.emulator.threads import (
+    ASKS,
+    FETCH_ELSEWHERE,
+    FROM_OUTSIDE,
+    IN_A_FETCH,
+    JITTER,
+    WAITS_FOR_FILES,
+    Scheduler,
+)
+from loaderviz.emulator.threads.gil import Line
 from loaderviz.errors import NotModelledError
 
 if TYPE_CHECKING:
@@ -34,7 +48,7 @@ if TYPE_CHECKING:
 # Their threads and locks wait for processes, sockets and people.
 NEED_REAL_TIME = """
 multiprocessing torch.multiprocessing torch.utils.data torchdata.stateful_dataloader torch.distributed
-concurrent.futures.process subprocess socket socketserver logging ssl http urllib zmq tornado ipykernel IPython
+concurrent.futures.process subprocess zmq tornado ipykernel IPython
 jupyter_client traitlets tqdm.std tqdm._monitor _pytest pytest hypothesis loaderviz.emulator loaderviz.stations
 multiprocess joblib.externals.loky fsspec aiohttp urllib3 wandb ray
 debugpy pydevd _pydevd_bundle execnet pytest_rerunfailures
@@ -44,7 +58,7 @@ BETWEEN = (  # they make them for others
     "threading", "queue", "concurrent.futures._base", "concurrent.futures.thread", "multiprocessing.dummy",
 )  # fmt: skip
 POOL = "multiprocessing.pool"  # of processes, or of threads
-PATCHED = ("loaderviz.emulator.threads.python", "loaderviz.emulator.torch.patches")
+PATCHED = ("loaderviz.emulator.threads", "loaderviz.emulator.torch.patches")
 OWN_EVENT = threading.Thread.__init__.__code__  # what a thread says it has started with: to `start`, at once
 TURN = "_loaderviz_turn"  # of a thread of the program
 LOOKS = (
@@ -56,11 +70,12 @@ LOOKS = (
 RealQueue = queue.SimpleQueue
 TELL = (threading.Event, "set"), (queue.Queue, "put"), (concurrent.futures.Future, "set_result")
 LEARN = (threading.Event, "wait"), (queue.Queue, "get"), (concurrent.futures.Future, "result")
-PROCESSES_TAKE = (
-    "the program looked in vain whether another process had sent something: how often depends on this machine, and "
-    "each look took as long as it may wait"
-)
 LINE = "_loaderviz_line"  # of the selector of an event loop: who waits in it
+THROUGH = ("loaderviz.emulator", *WAITS_FOR_FILES)  # they wait for their caller
+SELECTORS = "SelectSelector", "PollSelector", "EpollSelector", "KqueueSelector", "DevpollSelector"
+READS = "recv", "recv_into", "recvfrom", "recvfrom_into", "recvmsg", "_accept"
+SENT = 5_000_000  # ns: what is sent in less has not waited for who reads it
+SENDS = "connect", "connect_ex", "send", "sendall", "sendto"
 
 
 class Lock:
@@ -72,9 +87,7 @@ class Lock:
 
     def __init__(self, scheduler: Scheduler, fresh: bool = False) -> None:
         self._scheduler, self._real, self._fresh = scheduler, _thread.allocate_lock(), fresh
-        self._line: list[Any] = []
-        self._free_at = 0
-        self._told: Any = None  # by who let it go last
+        self._line, self._free_at = Line(), 0
 
     def locked(self) -> bool:
         """Tell whether somebody has it."""
@@ -85,11 +98,14 @@ class Lock:
         """Take it as a lock is taken. Raises `DeadlockError` where all threads wait."""
         scheduler, fresh, self._fresh = self._scheduler, self._fresh, False
         if fresh or scheduler.here() is None:
-            if not blocking or self._real.acquire(False):
-                return blocking or self._real.acquire(False)
+            if self._real.acquire(False):
+                return fresh or scheduler.took(self._line)
+            if not blocking:
+                return False
             if fresh or not scheduler.is_alone():
                 leave_for_a_fetch(scheduler)
-                return self._real.acquire(True, timeout)
+                with scheduler.in_real_time("Lock.acquire", least=JITTER if scheduler.let_go_for else inf):
+                    return self._real.acquire(True, timeout)
             scheduler.begin()  # a wait of the only thread passes in virtual time, or has no end
         runtime = scheduler.runtime
         with scheduler.seen():
@@ -103,11 +119,14 @@ class Lock:
                 ends = [each for each in (until, free_at) if each is not None]
                 scheduler.wait(self._line, "Lock.acquire", min(ends, default=None))
             if scheduler.alive:
-                scheduler.learn(self._told)
-                return True
+                scheduler.learn(self._line.told)
+                return scheduler.took(self._line)
         return self._real.acquire(blocking, timeout)
 
-    __enter__ = acquire
+    __enter__ = acquire_lock = acquire
+
+    def __repr__(self) -> str:
+        return repr(self._real)
 
     def release(self) -> None:
         """Let it go. Raises RuntimeError if nobody has it."""
@@ -116,10 +135,12 @@ class Lock:
             scheduler.session.catch_up()
         self._real.release()
         if scheduler.here():
-            self._free_at, self._told = scheduler.runtime.now, scheduler.tell()
+            self._free_at, self._line.told = scheduler.runtime.now, scheduler.tell()
             scheduler.session.leave()
         if self._line:
             scheduler.wake(self._line)
+
+    release_lock = release
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -131,12 +152,6 @@ class Lock:
         raise TypeError("cannot pickle '_thread.lock' object")
 
 
-class Line(list[Any]):
-    """Who waits in the selector of an event loop, and what those have told who called it."""
-
-    told: Any = None
-
-
 def leave_for_a_fetch(scheduler: Scheduler) -> None:
     """A data set's fetch waits with the baton: let threads go on in real time.
 
@@ -145,7 +160,7 @@ def leave_for_a_fetch(scheduler: Scheduler) -> None:
     if scheduler.main and scheduler.session.fetching and scheduler.alive and scheduler.session.in_recording_thread():
         if scheduler.shares_gpu or scheduler.running is not scheduler.main:
             raise NotModelledError(f"a data set {IN_A_FETCH}: {FETCH_ELSEWHERE}")
-        scheduler.let_go(f"a data set {IN_A_FETCH}")
+        scheduler.let_go(f"a data set {IN_A_FETCH}, and {FETCH_ELSEWHERE}")
 
 
 class Ordered(dict[Any, None]):
@@ -237,8 +252,8 @@ def install(scheduler: Scheduler, patches: Patches) -> None:
     _install_thread(scheduler, patches, is_virtual)
     _install_looks(scheduler, patches)
     _install_loop(scheduler, patches, is_virtual)
+    _install_files(scheduler, patches)
     _install_pool(scheduler, patches)
-    _install_processes(scheduler, patches)
 
 
 def _install_clock(scheduler: Scheduler, patches: Patches) -> None:
@@ -277,7 +292,8 @@ def _install_thread(scheduler: Scheduler, patches: Patches, is_virtual: Callable
                         return
                     scheduler.wait(turn.joiners, "Thread.join", until)
                 scheduler.learn(turn.known)
-        real(thread, timeout)
+        with scheduler.in_real_time("Thread.join", least=JITTER if scheduler.let_go_for else inf):
+            real(thread, timeout)
 
     @patches.around(threading.Thread, "is_alive")
     def is_alive(real: Callable[..., bool], thread: Any) -> bool:
@@ -316,17 +332,122 @@ def _install_looks(scheduler: Scheduler, patches: Patches) -> None:
             patches.around(owner, name)(does)
 
 
-def _install_loop(scheduler: Scheduler, patches: Patches, is_virtual: Callable[[], bool]) -> None:
-    """An event loop that is made in the block waits and looks at the clock in virtual time, as long as it runs there.
+def can_read(file: Any) -> bool:
+    """Tell whether to read from a socket, a pipe or a connection takes no wait; of one that is closed that says so."""
+    try:
+        return bool(multiprocessing.connection.wait([file], 0))
+    except (OSError, ValueError):
+        return True
 
-    What it has from sockets and processes comes when it comes, and takes no virtual time.
+
+def is_programs() -> bool:
+    """Tell whether the program waits, by what it calls, and no library for its processes, or event loop."""
+    frame: Any = sys._getframe(1)
+    while (name := frame.f_globals.get("__name__") or "").startswith(THROUGH) and frame.f_back:
+        frame = frame.f_back
+    return not is_real(name) and not name.startswith("asyncio")
+
+
+def _left(
+    scheduler: Scheduler,
+    call: str,
+    came: Callable[[], Any],
+    timeout: float | None,
+    files: Any = True,
+    line: Line | None = None,
+) -> float | None:
+    """Wait until something has come, or for so many seconds, and return how long the call itself may wait then.
+
+    A time-out is virtual. What another thread with turns has sent is there at its next point; for all else virtual time
+    waits for real time, and the wait takes as long as it does here. Without open `files` none but other threads that
+    move its `line`, an event loop's, can end it before. What libraries wait for with their processes is real.
     """
-    session = scheduler.session
+    if timeout is None and not files and scheduler.is_alone():
+        scheduler.begin()
+    endless = timeout is None and not files and not scheduler.here()
+    if endless or not (scheduler.is_recorded() and (line is not None or is_programs())):
+        return timeout
+    with scheduler.seen():
+        now = scheduler.runtime.now
+        until = None if timeout is None else now + max(0, round(timeout * SECOND))
+        if came() or (until == now and line is not None):
+            scheduler.runtime.now += 20 * ASKS
+        elif until == now:
+            scheduler.look()
+        elif files:
+            scheduler.wait_for_files(came, call, until)
+        elif until is None or scheduler.here():
+            scheduler.wait(Line() if line is None else line, call, until)
+        else:
+            scheduler.session.sleep(until - now)
+    return 0
+
+
+def _poller(left: Callable[..., float | None], real: Callable[[], Any]) -> Any:
+    made = real()
+
+    def poll(timeout: float | None = None) -> Any:
+        seconds = None if timeout is None or timeout < 0 else timeout / 1000
+        return made.poll(0 if left("poll", lambda: made.poll(0), seconds) == 0 else timeout)
+
+    return SimpleNamespace(**{name: getattr(made, name) for name in ("register", "modify", "unregister")}, poll=poll)
+
+
+def _install_files(scheduler: Scheduler, patches: Patches) -> None:
+    """What waits for sockets, pipes and processes."""
+    left = partial(_left, scheduler)
+
+    def read(real: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
+        timeout = file.gettimeout() if isinstance(file, socket.socket) else None
+        asks = timeout == 0 or (isinstance(file, int) and not os.get_blocking(file))
+        if not asks and left(real.__qualname__, lambda: can_read(file), timeout) == 0 and not can_read(file):
+            raise TimeoutError("timed out")
+        return real(file, *args, **kwargs)
+
+    def send(real: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
+        with scheduler.in_real_time(real.__qualname__, least=SENT if is_programs() else inf):
+            return real(file, *args, **kwargs)
+
+    def poll(real: Callable[..., bool], connection: Any, timeout: float | None = 0.0) -> bool:
+        return real(connection, left("Connection.poll", lambda: can_read(connection), timeout))
+
+    def get(real: Callable[..., Any], messages: Any, block: bool = True, timeout: float | None = None) -> Any:
+        rest = left("Queue.get", lambda: not messages.empty(), timeout if block else 0)
+        if rest == 0:  # a thread of its own writes what others put, whenever that comes
+            scheduler.session.note(FROM_OUTSIDE)
+        return real(messages, block if rest != 0 else not messages.empty(), timeout)
+
+    def select_(real: Callable[..., Any], r: Any, w: Any, x: Any, timeout: float | None = None) -> Any:
+        return real(r, w, x, left("select", lambda: any(real(r, w, x, 0)), timeout, r or w or x))
+
+    def selector(real: Callable[..., Any], selector: Any, timeout: float | None = None) -> Any:
+        line = getattr(selector, LINE, None)  # an event loop has a pipe for itself
+        others = len(selector.get_map()) > (line is not None)
+        rest = left("select", lambda: real(selector, 0), timeout, others, line)
+        scheduler.learn(line.told if line is not None else None)
+        return real(selector, rest)
+
+    connection = multiprocessing.connection._ConnectionBase
+    patches.around(socket.socket, *READS)(read)
+    patches.around(socket.socket, *SENDS)(send)
+    patches.around(sys.modules.get("ssl") and sys.modules["ssl"].SSLSocket, "read", "write", "do_handshake")(send)
+    if os.name == "posix":
+        patches.around(os, "read")(read)
+        patches.around(connection, "recv", "recv_bytes", "recv_bytes_into")(read)
+    patches.around(connection, "poll")(poll)
+    patches.around(select, "select")(select_)
+    patches.around(select, "poll")(partial(_poller, left))
+    patches.pricing.around(multiprocessing.queues.Queue, "get")(get)  # as what else stands there where it is measured
+    for name in SELECTORS:
+        patches.around(getattr(selectors, name, None), "select")(selector)
+
+
+def _install_loop(scheduler: Scheduler, patches: Patches, is_virtual: Callable[[], bool]) -> None:
+    """An event loop made in the block waits, and looks at the clock, in virtual time, as long as it runs there."""
 
     def line_of(selector: Any) -> Any:
         """Who waits in this one; None where it is another's."""
-        here = scheduler.alive and session.in_recording_thread() and not session.fetching
-        return getattr(selector, LINE, None) if here else None
+        return getattr(selector, LINE, None) if scheduler.is_recorded() else None
 
     @patches.around(BaseSelectorEventLoop, "__init__")
     def init(begin: Callable[..., None], loop: Any, *args: Any, **kwargs: Any) -> None:
@@ -348,50 +469,20 @@ def _install_loop(scheduler: Scheduler, patches: Patches, is_virtual: Callable[[
             scheduler.wake(line)
         return handle
 
-    @patches.around(selectors.DefaultSelector, "select")
-    def select(real: Callable[..., Any], selector: Any, timeout: float | None = None) -> Any:
-        line = line_of(selector)
-        if line is None:
-            return real(selector, timeout)
-        events = _select(scheduler, line, real, selector, timeout)
-        scheduler.learn(line.told)
-        return events
-
-
-def _select(
-    scheduler: Scheduler, line: list[Any], real: Callable[..., Any], selector: Any, timeout: float | None
-) -> Any:
-    """Wait for other threads in virtual time, and for all else, that is, more than the loop's own pipe, as it is."""
-    outside = len(selector.get_map()) > 1
-    if timeout is None and not outside and scheduler.is_alone():
-        scheduler.begin()
-    with scheduler.seen():
-        events, rest = real(selector, timeout if outside else 0), max(0, round((timeout or 0) * SECOND))
-        if events or (timeout is not None and not rest):
-            scheduler.runtime.now += 20 * ASKS
-            return events
-        if scheduler.here() and not outside:
-            scheduler.wait(line, "select", None if timeout is None else scheduler.runtime.now + rest)
-        elif timeout is None:
-            return real(selector, None)
-        else:
-            scheduler.session.sleep(rest)
-    return real(selector, 0)
-
 
 def _install_pool(scheduler: Scheduler, patches: Patches) -> None:
     """A `ThreadPool` has a thread that waits for processes, of which there are none, and for a pipe of the pool's own.
 
     The threads of the program write into that.
     """
-    lines = WeakKeyDictionary[Any, list[Any]]()
+    lines = WeakKeyDictionary[Any, Line]()
 
     @patches.around(Pool, "_wait_for_updates")
     def wait(real: Callable[..., None], sentinels: Any, notifier: Any, timeout: float | None = None) -> None:
         if scheduler.here():
             with scheduler.seen():
                 if notifier.empty():
-                    scheduler.wait(lines.setdefault(notifier, []), "ThreadPool")
+                    scheduler.wait(lines.setdefault(notifier, Line()), "ThreadPool")
             timeout = 0
         real(sentinels, notifier, timeout)
 
@@ -400,30 +491,3 @@ def _install_pool(scheduler: Scheduler, patches: Patches) -> None:
         real(notifier, item)
         if line := lines.get(notifier):
             scheduler.wake(line)
-
-
-def _install_processes(scheduler: Scheduler, patches: Patches) -> None:
-    """Who waits for a process in vain waits in virtual time, too: else a loop of such looks would hold all others."""
-
-    def passes(timeout: float | None) -> None:
-        frame: Any = sys._getframe(2)
-        while (frame.f_globals.get("__name__") or "").startswith(PATCHED):
-            frame = frame.f_back
-        if scheduler.here() and not is_real(frame.f_globals.get("__name__")):
-            scheduler.session.note(PROCESSES_TAKE)
-            with scheduler.seen():
-                scheduler.session.sleep(max(0, round((timeout or 0) * SECOND)))
-
-    @patches.pricing.around(multiprocessing.queues.Queue, "get")  # as what else stands there, where Python is measured
-    def get(real: Callable[..., Any], waited_for: Any, block: bool = True, timeout: float | None = None) -> Any:
-        try:
-            return real(waited_for, block, timeout)
-        except queue.Empty:
-            passes(timeout if block else 0)
-            raise
-
-    @patches.around(multiprocessing.connection._ConnectionBase, "poll")
-    def poll(real: Callable[..., bool], connection: Any, timeout: float | None = 0.0) -> bool:
-        if not (there := real(connection, timeout)):
-            passes(timeout)
-        return there

@@ -134,6 +134,7 @@ class EmulatedCuda:
         try:
             if kind is None:
                 scheduler.point()  # who is earlier comes as far as the block
+            scheduler.note_circles()
             scheduler.running = None  # nobody has another turn
             self.leave()
             if self.timeline is None:

@@ -63,9 +63,8 @@ ONE_THREAD = (
 )
 NOT_RECORDED = (
     " that takes no turns: it is older than the recording, or lives on after its end; it was started by `_thread`, "
-    "by a library for its processes, or in a data set's fetch; or it runs a server of the standard library, as "
-    "socketserver and logging.handlers do, whose sockets and queues are real. Let a thread use the GPU that you start "
-    "with threading.Thread in the record() block, give it work by a queue.Queue, and join it before the block ends."
+    "by a library for its processes, or in a data set's fetch. Let a thread use the GPU that you start with "
+    "threading.Thread in the record() block, give it work by a queue.Queue, and join it before the block ends."
 )
 WIDE, LOOKS = 4096, 3  # elements of a tensor that is looked at, and how many such
 WIDER = (torch.float32, torch.float64, torch.int64, torch.int32)
