@@ -53,4 +53,4 @@ def test_the_fuzz_finds_what_is_wrong(wrong, monkeypatch):
     original = fuzz.called
     monkeypatch.setattr(fuzz, "called", called)
     monkeypatch.setattr(fuzz, "known", lambda *call: [])
-    assert len(fuzz.fuzz(["Tensor.relu_"]).differences) == 3
+    assert len(fuzz.fuzz(["Tensor.relu_"], draws=3).differences) == 3

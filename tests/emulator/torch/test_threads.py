@@ -939,6 +939,7 @@ def test_what_comes_from_outside_takes_as_long_as_on_this_machine(of, has_turns)
     answers.close(), one.close(), other.close()
 
 
+@pytest.mark.this_clock  # a thread that starts late has less of its sleep left when it is joined
 def test_after_a_fall_back_to_real_time_waits_take_as_long_as_they_do(monkeypatch):
     monkeypatch.setattr(threads, "LOOK", 0.01)
     older = holding(threading.Lock())
