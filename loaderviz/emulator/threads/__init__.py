@@ -17,6 +17,7 @@ from __future__ import annotations
 import _thread
 import copy
 import gc
+import os
 import re
 import sys
 import threading
@@ -577,12 +578,12 @@ class Scheduler:
                 REAL_SLEEP(0.01)
         return self._next() or self._stuck()
 
-    def _waits(self, turn: Turn) -> str:
-        """Say where a thread waits, and for whom."""
+    def _waits(self, turn: Turn, shown: Callable[[str], str] = str) -> str:
+        """Say where a thread waits, and for whom; lines as they are to be `shown`."""
         line = turn.line or Line()
-        took = f", which took it at {line.taken[0].co_filename}:{line.taken[1]}" if line.taken else ""
+        took = f", which took it at {shown(f'{line.taken[0].co_filename}:{line.taken[1]}')}" if line.taken else ""
         owner = f" for {(line.owner or self.main or turn).name}{took}" if line.owner or took else ""
-        return f"{turn.name} waits in {turn.why} at {turn.place or NOWHERE}{owner}"
+        return f"{turn.name} waits in {turn.why} at {shown(turn.place) or NOWHERE}{owner}"
 
     def note_circles(self) -> None:
         """At the end of the block: note who waits for each other, whoever else has gone on."""
@@ -592,7 +593,8 @@ class Scheduler:
                 circle.append(line.owner)
             if line and line.owner is turn and len(circle) > 1:
                 circle.sort(key=lambda each: each.number)
-                self.session.note(CIRCLE.format("; ".join(map(self._waits, circle))))
+                told = (self._waits(each, shown=os.path.basename) for each in circle)  # notes leave this machine
+                self.session.note(CIRCLE.format("; ".join(told)))
 
     def _watch(self) -> None:
         """Find a thread that waits where nobody sees it: for long it comes to no point, and uses no processor."""
@@ -628,7 +630,7 @@ class Scheduler:
         does = "waits for something" if still else "loops over something"
         if not self.shares_gpu:
             place = place_of(stack_of(turn.ident))
-            line = place.line if place else NOWHERE
+            line = os.path.basename(place.line) if place else NOWHERE
             self.let_go(f"{turn.name} {does} that the recording cannot see, at {line}. {HINT}")
             return
         stack = "".join(traceback.format_stack(frame)[-6:])
