@@ -675,6 +675,9 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     within = intervals.covered_within(starved, facts.first, facts.last)
     starving = waits & (within > 0)
     seen, remedy, number = _behind(facts, gain, starving)
+    if not number:  # then nothing is pinned either
+        floors = facts.device_floor(), *floors[1:]
+        gain = facts.gain(facts.length(waits), "the waits for data", *floors, facts.workers_floor())
     if remedy in ("fewer-bytes", "fewer-tensors"):  # the pin thread has less to do then, workers and copies have, too
         gain = facts.gain(facts.length(waits), "the waits for data", *floors[:2])
         copies, what = facts.batch_copies, "the waits for data, and the copies"
@@ -754,8 +757,8 @@ def uneven_workers(facts: Evidence) -> Finding | None:
         return None
     return Finding(
         "uneven-workers",
-        f"many of its batches take {timeline.lanes[hot].name} {times:.1f} times as long as those of the others take: "
-        f"they have to wait for it, since batches are taken in turn, and the loop waits "
+        f"{timeline.lanes[hot].name} takes {times:.1f} times as long as the others for many of its batches: the others "
+        f"have to wait for it, since batches are taken in turn, and the loop waits "
         f"{duration(facts, facts.length(waits))}{_at_line(facts)}",
         "# let slow samples come to all workers in turn: shuffle, or another order; or DataLoader(..., in_order=False)",
         _without_waits(facts, waits),
