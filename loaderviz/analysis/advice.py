@@ -643,10 +643,9 @@ def fetch_in_loop(facts: Evidence) -> Finding | None:
         return None  # an order once an epoch is no batch; copies that the data set makes, a worker could not make
     work = facts.fetched
     length = intervals.length(work)
-    copies, left = _pinned_too(facts)
-    floors, saved = (facts.device_floor(copies, left), facts.host_floor(work)), round((1 - left) * facts.length(copies))
-    what = "what the main thread fetches and pins" + ", and what pinned copies save" * bool(saved)
-    gain = facts.gain(length + saved, what, *floors, facts.workers_floor())
+    pinned, saved, too = _pinned_too(facts)
+    floors = pinned, facts.host_floor(work)
+    gain = facts.gain(length + saved, f"what the main thread fetches and pins{too}", *floors, facts.workers_floor())
     idle = intervals.length(intervals.intersect(work, facts.idle))
     number, each = facts.workers_for(gain), "  # each that the loop takes batches from" * (len(facts.loaders) > 1)
     pins = " and pins" if (facts.timeline.kind[fetching] == Kind.PIN).any() else ""
@@ -668,10 +667,9 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     starved = intervals.intersect(facts.covered(waits), facts.idle)
     if not len(starved) or facts.fault("unsharded-iterable") is not None:  # more workers would give more copies
         return None
-    copies, left = _pinned_too(facts)
-    floors = facts.device_floor(copies, left), facts.host_floor(), facts.supply_floor("pin")
-    direct, what = facts.length(waits) + round((1 - left) * facts.length(copies)), "the waits for data"
-    gain = facts.gain(direct, what + ", and what pinned copies save" * (left < 1), *floors, facts.workers_floor())
+    pinned, saved, too = _pinned_too(facts)
+    floors = pinned, facts.host_floor(), facts.supply_floor("pin")
+    gain = facts.gain(facts.length(waits) + saved, f"the waits for data{too}", *floors, facts.workers_floor())
     within = intervals.covered_within(starved, facts.first, facts.last)
     starving = waits & (within > 0)
     seen, remedy, number = _behind(facts, gain, starving)
@@ -1888,10 +1886,15 @@ def _pin(facts: Evidence) -> str:
     return ", pin_memory=True" if pins else ""
 
 
-def _pinned_too(facts: Evidence) -> tuple[Mask, float]:
-    """Return the pageable copies, which pin_memory=True pins, and which share of their time is left then."""
+def _pinned_too(facts: Evidence) -> tuple[Floor, int, str]:
+    """Return how long the device works once pin_memory=True pins its pageable copies, what that saves [ns], in words.
+
+    Where nothing is to be pinned, that is how long it works, 0, and no word.
+    """
     copies = facts.pageable & bool(_pin(facts))
-    return copies, _if_pinned(facts, copies)[0] if copies.any() else 1.0
+    left = _if_pinned(facts, copies)[0] if copies.any() else 1.0
+    saved = round((1 - left) * facts.length(copies))
+    return facts.device_floor(copies, left), saved, ", and what pinned copies save" * bool(saved)
 
 
 def too_slow(facts: Evidence, *floors: Floor) -> str:

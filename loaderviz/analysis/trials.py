@@ -93,8 +93,9 @@ class Trials:
         most = min(saved * (1 + BAND), max(saved, now - kernels))
         close = saved * (1 + BAND) if removal else saved + 1  # what a line takes is known less than what a setting does
         if close >= (gain.per_step or 0):  # what the bound has not counted
-            is_all = most < saved * (1 + BAND)
-            what = "the step without its kernels" if is_all else f"{words.share(BAND)} more than a replay gains"
+            what = f"{words.share(BAND)} more than a replay gains"
+            if most < saved * (1 + BAND):
+                what = "the step without its kernels"
             basis = f"at most {words.duration(most)} a step, which is {what}"
             gain = replace(gain, ns=round(most / now * self.facts.window), share=most / now, per_step=most, basis=basis)
         return replace(finding, expected_gain=replace(gain, predicted=saved), predicted=predicted)
